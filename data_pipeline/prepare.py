@@ -11,6 +11,7 @@ number of workers: the parts to read follow from the sources, pools and shards f
 """
 
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -28,41 +29,59 @@ from data_pipeline.shards.statistics import add_up, padding_statistics, shard_st
 from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.deduplicate import kinds
 from data_pipeline.sources.passed_over import lines
+from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_snapshot import LOG, contents, what_changed
-from data_pipeline.stages.executors import ALL, Share, Workers, backend_of
+from data_pipeline.stages.executors import ALL, Share, Workers, backend_of, missing
 from data_pipeline.stages.google_bert import exact_examples
 from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage
 from data_pipeline.stages.tasks import deliver, ready
 from data_pipeline.stages.workspace import WORK, Workspace, close_workspace, open_workspace
+from data_pipeline.tokenize.coverage import refuse_unknown, sampled_fit, unknown_share
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 
-DISCOVER, FINISH = "discover", "finish"
+DISCOVER, PLAN, FINISH = "discover", "plan", "finish"
 
 NAMES = (DISCOVER, *(stage.name for stage in STAGES), FINISH)
 """The stages that `prepare_share` accepts, in order."""
 
 
-def prepare(settings: DataSettings, show: ShowProgress) -> tuple[Index, bool]:
-    """Make the shards that `settings` describe; return their index, and False if they already existed.
+Warn = Callable[[str], None]
 
-    Raises UserError for unusable sources, vocabulary or settings, and for a folder that holds other data, which is
-    left untouched."""
+
+def prepare(settings: DataSettings, show: ShowProgress, warn: Warn = lambda _: None) -> tuple[Index, bool]:
+    """Make the shards that `settings` describe; return their index, and False if they already existed. `warn` is called
+    with what a sample of the text says against the vocabulary.
+
+    Raises UserError for unusable sources, vocabulary or settings, for text that is mostly unknown to the vocabulary,
+    and for a folder that holds other data, which is left untouched."""
     started = time.monotonic()
     vocabulary = _checked(settings)
     if index := _existing(settings, vocabulary):
         return index, False
     if settings.mode == "exact":
         workspace = open_workspace(settings, vocabulary, together=False)
-        return _finish(workspace, _exact(workspace, show), {}, started), True
+        counts = Counts()
+        written = _exact(workspace, show, counts)
+        documents = {TRAIN: counts.documents}
+        return _finish(workspace, written, counts.as_dict(), started, documents), True
     with Workers(backend_of(settings)) as workers:
         workers.warm_up(ready)
         workspace = open_workspace(settings, vocabulary, together=False)
+        _try_vocabulary(workspace, warn)
         for stage in STAGES:
             _do(stage, workspace, workers, show)
+            if stage is READ:
+                refuse_unknown(_reading(workspace), settings.vocab)
     return _finish_stages(workspace, started), True
 
 
-def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: Share = ALL) -> str:
+def prepare_share(
+    settings: DataSettings,
+    show: ShowProgress,
+    name: str,
+    share: Share = ALL,
+    warn: Warn = lambda _: None,
+) -> str:
     """Do a share of one stage while other processes do the other shares; return a message about the outcome.
     Raises UserError as `prepare` does, and if tasks of an earlier stage are missing."""
     started = time.monotonic()
@@ -78,6 +97,7 @@ def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: 
         return f"already prepared: {settings.out}"
     workspace = open_workspace(settings, vocabulary, together=True, afresh=looks)
     if name == DISCOVER:
+        _try_vocabulary(workspace, warn)
         words = f"{len(workspace.parts)} parts to read, in the stages {', '.join(stages_of(settings))}"
         return "; ".join([words, *lines(workspace.passed_over)])
     for stage in STAGES:
@@ -92,6 +112,8 @@ def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: 
                 where=stage.done(workspace),
                 remedy=f"run --stage {stage.name} for these shares first",
             )
+        if stage is READ and name == PLAN:  # once, not in each of many tasks
+            refuse_unknown(_reading(workspace), settings.vocab)
     _finish_stages(workspace, started)
     return f"prepared {settings.out}"
 
@@ -125,45 +147,76 @@ def _checked(settings: DataSettings) -> Vocabulary:
     return load_vocabulary(required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
 
 
-def _exact(workspace: Workspace, show: ShowProgress) -> list[tuple[str, dict[str, Any]]]:
-    """Write the shards in one process, pass by pass, in the order of google-research/bert's script."""
+def _try_vocabulary(workspace: Workspace, warn: Warn) -> None:
+    """Judge the vocabulary by a sample of the text, before hours of work. Raises UserError where it does not fit."""
+    if missing(READ.done(workspace), len(workspace.parts)):
+        found = sampled_fit(workspace.parts, workspace.settings, workspace.vocabulary)
+        of = "the tokens of a sample of the text"
+        refuse_unknown(found.counts.as_dict(), workspace.settings.vocab, of)
+        for warning in found.warnings(of):
+            warn(warning)
+
+
+def _exact(workspace: Workspace, show: ShowProgress, counts: Counts) -> list[tuple[str, dict[str, Any]]]:
+    """Write the shards in one process, pass by pass, in the order of google-research/bert's script; update `counts`
+    with what was read."""
     settings = workspace.settings
     written: list[tuple[str, dict[str, Any]]] = []
-    blocks = exact_examples(workspace.parts, workspace.vocabulary, settings, workspace.work)
+    blocks = exact_examples(workspace.parts, workspace.vocabulary, settings, workspace.work, counts)
     a_shard = max(1, settings.shard_tokens // (settings.sequence_length * settings.block_examples))
     with show("writing instances", 0) as advance:
         while some := list(islice(blocks, a_shard)):
             path = workspace.shards / f"{TRAIN}-{len(written):06d}.tar"
             entry = write_shard(path, some)
             deliver(path, workspace.deliver_to)
-            counts = [
+            found = [
                 shard_statistics(b, original_tokens(b), settings, workspace.vocabulary.mask)
                 | padding_statistics(b.lengths, settings)
                 for b in some
             ]
-            written.append((TRAIN, {"entry": entry.as_dict(), "statistics": add_up(counts)}))
+            written.append((TRAIN, {"entry": entry.as_dict(), "statistics": add_up(found)}))
             advance(entry.examples)
     return written
 
 
 def _finish_stages(workspace: Workspace, started: float) -> Index:
     splits = [pool.split for pool in workspace.pools for _ in pool.shards]
-    reading = add_up(part["counts"] for part in READ.results(workspace))
-    return _finish(workspace, list(zip(splits, WRITE.results(workspace), strict=True)), reading, started)
+    documents = dict.fromkeys(splits, 0)
+    for pool in workspace.pools:
+        documents[pool.split] += sum(shard.stop - shard.start for shard in pool.shards)
+    written = list(zip(splits, WRITE.results(workspace), strict=True))
+    return _finish(workspace, written, _reading(workspace), started, documents)
+
+
+def _reading(workspace: Workspace) -> dict[str, Any]:
+    """Return the counts of all that was read."""
+    return add_up(part["counts"] for part in READ.results(workspace))
 
 
 def _finish(
-    workspace: Workspace, written: list[tuple[str, dict[str, Any]]], reading: dict[str, Any], started: float
+    workspace: Workspace,
+    written: list[tuple[str, dict[str, Any]]],
+    reading: dict[str, Any],
+    started: float,
+    documents: Mapping[str, int],
 ) -> Index:
-    """Move the shards to their place, then write the index last. `written`: split and result of each shard."""
+    """Move the shards to their place, then write the index last. `written`: split and result of each shard;
+    `documents`: how many each split has."""
     settings, out = workspace.settings, workspace.settings.out
     if not workspace.deliver_to:
         for path in sorted(workspace.shards.glob("[!.]*")):
             with suppress(FileNotFoundError):  # another process finishing the same preparation was faster
                 path.replace(Path(out) / path.name)
     made = {name: [result for split, result in written if split == name] for name in (TRAIN, HELD_OUT)}
-    statistics: dict[str, Any] = {"reading": reading}
-    statistics |= {name: add_up(r["statistics"] for r in found) for name, found in made.items() if found}
+    statistics: dict[str, Any] = {
+        "reading": reading,
+        "unknown_share": round(unknown_share(reading) or 0.0, 6),
+    }
+    statistics |= {
+        name: {**add_up(r["statistics"] for r in found), "documents": documents[name]}
+        for name, found in made.items()
+        if found
+    }
     log = {"workers": settings.workers, "executor": settings.executor, "seconds": time.monotonic() - started}
     made_from = {"sources": workspace.sources, "contents": contents(settings, workspace.sources)}
     write_whole(

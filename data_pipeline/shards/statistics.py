@@ -1,6 +1,6 @@
 """Count what examples hold, as figures that add up over shards."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.shards.padding_cost import packed_rows, padded_tokens
 from data_pipeline.sources.source_weights import language_numbers
 
+FEW_HELD_OUT = 20
+"""Held-out documents below which `prepare` and `inspect` warn."""
 BINS = 16
 """Bins of the length histogram, equal parts of the sequence length."""
 
@@ -57,6 +59,19 @@ def padding_statistics(lengths: NDArray[np.int64], settings: DataSettings) -> di
         "padded_tokens_mixed": padded_tokens(lengths if mixed is None else lengths[mixed], size),
         "packed_tokens": packed_rows(lengths, size, settings.sequence_length) * settings.sequence_length,
     }
+
+
+def held_out_note(statistics: Mapping[str, Any]) -> str:
+    """Warn where the shards with these statistics hold out few documents; empty where they hold out enough, or none, or
+    do not say."""
+    held_out = statistics.get("held_out")
+    count = held_out.get("documents") if isinstance(held_out, Mapping) else None
+    if not isinstance(count, int) or count >= FEW_HELD_OUT:
+        return ""
+    return (
+        f"{count} document{'s are' if count != 1 else ' is'} held out, fewer than {FEW_HELD_OUT}: what is measured on "
+        f"{'them' if count != 1 else 'it'} says little of other text"
+    )
 
 
 def language_statistics(segments: Segments, settings: DataSettings) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Counts:
     """Tokens of the sentences kept."""
     unknown_tokens: int = 0
     """Of these, tokens that are [UNK]."""
+    unknown_long_words: int = 0
+    """Of these, words of more characters than the vocabulary cuts into pieces."""
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -50,6 +50,8 @@ class DocumentPool:
     """Only documents of the sources with these numbers; empty: of all."""
     takes_held_out: bool = False
     """Also the held-out document of these sources: on its own, it would have no random next segment."""
+    held_out_limit: int = 0
+    """Documents whose draw is below this are held out; 0: as data.held_out alone says."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def plan_pools(parts: list[Corpus], settings: DataSettings) -> list[DocumentPool
             expected="a field that differs in every record",
             remedy="leave it empty to number the records",
         )
-    aside = is_held_out(keys, settings)
+    limit = _raised_limit(documents, settings)
+    aside = is_held_out(keys, settings, limit)
     alone = _alone_aside(documents, aside, settings)
     aside[alone] = False
     if settings.held_out > 0 and not 0 < aside.sum() < len(aside):
@@ -102,14 +105,15 @@ def plan_pools(parts: list[Corpus], settings: DataSettings) -> list[DocumentPool
     pools = [replace(p, takes_held_out=not alone_sources.isdisjoint(p.sources)) for p in pools]
     if aside.any():
         pools += _pools_of_split(HELD_OUT, documents.take(aside), rates, settings)
-    return pools
+    return [replace(pool, held_out_limit=limit) for pool in pools] if limit else pools
 
 
 def members(part: Corpus, pool: DocumentPool, settings: DataSettings) -> NDArray[np.int64]:
     """Return the numbers of the documents of `part`, sorted by key, that are in the pool."""
     first = int(np.searchsorted(part.keys, np.uint64(pool.first_key), "left"))
     last = int(np.searchsorted(part.keys, np.uint64(pool.last_key), "right"))
-    mine = is_held_out(np.asarray(part.keys[first:last]), settings) == (pool.split == HELD_OUT)
+    aside = is_held_out(np.asarray(part.keys[first:last]), settings, pool.held_out_limit)
+    mine = aside == (pool.split == HELD_OUT)
     if pool.takes_held_out:
         mine[:] = True
     if pool.sources:
@@ -117,12 +121,35 @@ def members(part: Corpus, pool: DocumentPool, settings: DataSettings) -> NDArray
     return first + np.flatnonzero(mine)
 
 
-def is_held_out(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.bool_]:
-    """Return whether each document is held out: drawn from its key alone, so the same in every run and part."""
+def is_held_out(keys: NDArray[np.uint64], settings: DataSettings, limit: int = 0) -> NDArray[np.bool_]:
+    """Return whether each document is held out: drawn from its key alone, so the same in every run and part. `limit`:
+    as in DocumentPool."""
     if settings.held_out <= 0:
         return np.zeros(len(keys), np.bool_)
-    limit = np.uint64(min(int(settings.held_out * 2.0**64), 2**64 - 1))
-    return philox.first_words(settings.seed, keys, philox.HELD_OUT) < limit
+    limit = limit or min(int(settings.held_out * 2.0**64), 2**64 - 1)
+    return _draws(keys, settings) < np.uint64(limit)
+
+
+def _draws(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.uint64]:
+    return philox.first_words(settings.seed, keys, philox.HELD_OUT)
+
+
+def _raised_limit(documents: _Documents, settings: DataSettings) -> int:
+    """Return the limit below which documents are held out where data.held_out leaves fewer than can be evaluated: two
+    where random next segments are drawn, of one language if they stay in it, else one. 0 where it leaves enough, or the
+    text has too few documents to set so many aside and to train on as many."""
+    if settings.held_out <= 0:
+        return 0
+    languages, numbers = language_numbers(settings)
+    needed = 2 if _draws_donors(settings) else 1
+    apart = _apart(languages, settings) and needed > 1
+    of = numbers[documents.sources] if apart else np.zeros(len(documents.keys), np.int64)
+    aside = np.bincount(of[is_held_out(documents.keys, settings)], minlength=1)
+    if aside.max() >= needed:
+        return 0
+    draws = _draws(documents.keys, settings)
+    groups = [draws[of == group] for group in np.flatnonzero(np.bincount(of) >= 2 * needed)]
+    return min((int(np.partition(group, needed - 1)[needed - 1]) + 1 for group in groups), default=0)
 
 
 def _alone_aside(
@@ -250,6 +277,7 @@ def parsed_pools(data: bytes) -> list[DocumentPool]:
             ),
             tuple(row["sources"]),
             row["takes_held_out"],
+            row.get("held_out_limit", 0),
         )
         for row in json.loads(data)
     ]

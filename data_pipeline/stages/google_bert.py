@@ -35,8 +35,10 @@ from data_pipeline.sequences.pair_kernels import next_pair
 from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.sequences.random_reads import no_files
 from data_pipeline.settings import DataSettings
+from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.stages.spill import spill
+from data_pipeline.tokenize.coverage import refuse_unknown
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import Vocabulary
 from data_pipeline.vocabulary.wordpiece import WordPiece
@@ -52,14 +54,19 @@ DOCUMENT, POSITION, TARGET = range(3)  # what a pass keeps from one buffer to th
 
 
 def exact_examples(
-    files: Sequence[SourceFile], vocabulary: Vocabulary, settings: DataSettings, spool_folder: str | Path
+    files: Sequence[SourceFile],
+    vocabulary: Vocabulary,
+    settings: DataSettings,
+    spool_folder: str | Path,
+    counts: Counts | None = None,
 ) -> Iterator[Examples]:
-    """Yield the script's instances in blocks of `settings.block_examples`.
+    """Yield the script's instances in blocks of `settings.block_examples`; update `counts` with what was read.
 
     `files` in the order in which the script reads them: its patterns as given, each expanded in sorted order, as
     `discover` lists them; a file cut into pieces is read once, as a whole. The spool is a folder `exact.partial` in
     `spool_folder`; leftovers of a killed run are removed. Raises UserError for settings that this mode cannot
-    honour, a file that is not text or cannot be read, or files without a sentence."""
+    honour, a file that is not text or cannot be read, files without a sentence, or text that is mostly unknown to the
+    vocabulary."""
     _check(files, settings)
     builder = NextSentencePairs.from_settings(settings, vocabulary)
     masker = Masker.from_settings(settings, vocabulary)
@@ -68,7 +75,9 @@ def exact_examples(
     spool.mkdir(parents=True)
     try:
         stream = python_stream(settings.seed)
-        corpus = read_corpus(files, vocabulary, spool)
+        counts = Counts() if counts is None else counts
+        corpus = read_corpus(files, vocabulary, spool, counts)
+        refuse_unknown(counts.as_dict(), settings.vocab)
         examples = spill(script_instances(corpus, builder, masker, stream, settings.dupe_factor), spool)
         order = np.arange(len(examples))
         shuffle(stream, order)
@@ -104,8 +113,11 @@ def _check(files: Sequence[SourceFile], settings: DataSettings) -> None:
             )
 
 
-def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path) -> Corpus:
-    """Tokenize the files into `spool`. Lines without a token and documents without a line are dropped."""
+def read_corpus(
+    files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path, counts: Counts | None = None
+) -> Corpus:
+    """Tokenize the files into `spool`; update `counts`. Lines without a token and documents without a line are
+    dropped."""
     if not isinstance(vocabulary, WordPiece):
         raise UserError(
             "exact mode repeats BERT's script, which knows WordPiece only",
@@ -113,22 +125,29 @@ def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path
             expected="a WordPiece vocabulary",
             remedy="or choose data.mode=fast",
         )
+    counts = Counts() if counts is None else counts
     cache = WordCache(replace(vocabulary, word_characters=WORD_CHARACTERS))
     lines = _lines(files, vocabulary.normalization.lowercase)
     lengths, starts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     sentences, document = 0, -1
     with open(spool / "text.tokens", "wb") as out:
         for batch in _batches(lines):
-            ids, counts = cache.encode([line for _, line in batch])
+            ids, tokens = cache.encode([line for _, line in batch])
+            counts.sentences += len(batch)
+            counts.empty_sentences += int((tokens == 0).sum())
+            counts.tokens += len(ids)
+            counts.unknown_tokens += int((ids == vocabulary.unk).sum())
+            counts.unknown_long_words += cache.take_long_words()
             out.write(np.ascontiguousarray(ids, vocabulary.dtype).data)
-            owners = np.fromiter((number for number, _ in batch), np.int64, len(batch))[counts > 0]
+            owners = np.fromiter((number for number, _ in batch), np.int64, len(batch))[tokens > 0]
             starts.append(sentences + np.flatnonzero(np.diff(owners, prepend=document)))
-            lengths.append(counts[counts > 0])
+            lengths.append(tokens[tokens > 0])
             sentences += len(owners)
             document = owners[-1] if len(owners) else document
     if not sentences:
         raise UserError("no sentence found", where="data.sources", expected="text, one sentence a line")
     document_starts = np.concatenate([*starts, np.full(1, sentences)])
+    counts.documents += len(document_starts) - 1
     return Corpus(
         tokens=mapped(spool / "text.tokens", vocabulary.dtype),
         sentence_starts=offsets_of(np.concatenate(lengths)),

@@ -105,6 +105,7 @@ class Workspace:
         """The folder of the gathered pools, shared by preparations that gather the same documents."""
         borders = [[p.split, p.first_key, p.last_key, p.sources, p.takes_held_out] for p in self.pools]
         drawn = [self.settings.held_out, self.settings.seed] if self.settings.held_out else []
+        drawn += sorted({pool.held_out_limit for pool in self.pools} - {0})
         return self.text / f"gathered-{_short_hash([drawn, borders])}"
 
     @property

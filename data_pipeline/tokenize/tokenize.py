@@ -75,6 +75,7 @@ class _Columns:
         self._lengths.append(lengths.astype(np.int32))
         self._counts.tokens += len(ids)
         self._counts.unknown_tokens += int((ids == self._cache.vocabulary.unk).sum())
+        self._counts.unknown_long_words += self._cache.take_long_words()
         if self._spool:
             with writing(self._spool), open(self._spool, "ab") as file:
                 file.write(

@@ -50,6 +50,7 @@ class WordCache:
         self._ends = np.empty(_BUFFER_WORDS, np.int64)
         self._long = np.empty((_LONG_WORDS, 2), np.int64)
         self._batch = tuple(np.empty(ROOM, np.uint64) for _ in range(3))
+        self._unknown_long_words = 0
         self._forget()
 
     def encode(self, sentences: list[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
@@ -65,6 +66,12 @@ class WordCache:
         borders = np.concatenate(ends)
         return np.concatenate(parts), borders[1:] - borders[:-1]
 
+    def take_long_words(self) -> int:
+        """Return how many words, since the last call, were unknown because they have more characters than the
+        vocabulary cuts."""
+        count, self._unknown_long_words = self._unknown_long_words, 0
+        return count
+
     def _next(self, data: NDArray[np.uint8], position: int) -> tuple[int, NDArray, NDArray[np.int64]]:
         """Encode as much from `position` on as the buffers hold; return the new position, the ids, and the number of
         ids before each sentence's end."""
@@ -74,12 +81,22 @@ class WordCache:
             data, position, self._kinds, table, self._known, self._found, self._ends, self._long, self._batch
         )
         self._learn(known)
-        long_ids, long_starts = self._encode([data[a:b].tobytes() for a, b in self._long[:longs]])
+        long_words = [data[a:b].tobytes() for a, b in self._long[:longs]]
+        long_ids, long_starts = self._encode(long_words)
+        self._note_unknown(long_words, long_ids, long_starts)
         found, ends = self._found[:words], self._ends[:sentences]
         ended = np.empty(sentences, np.int64)
         out = np.empty(count_ids(found, ends, self._id_starts, long_starts, ended), self.vocabulary.dtype)
         write_ids(found, self._ids, self._id_starts, long_ids, long_starts, out)
         return position, out, ended
+
+    def _note_unknown(self, words: list[bytes], ids: NDArray, starts: NDArray[np.int64]) -> None:
+        """Count the unknown ids in words of more characters than the vocabulary cuts."""
+        longest = self.vocabulary.longest_word
+        for number, word in enumerate(words):
+            if longest and len(word) > longest and len(word.decode("utf-8")) > longest:
+                own = ids[starts[number] : starts[number + 1]]
+                self._unknown_long_words += int((own == self.vocabulary.unk).sum())
 
     def _forget(self) -> None:
         self._known = 0

@@ -96,6 +96,16 @@ class Vocabulary(ABC):
     def cuts(self) -> Cuts:
         """Where a word ends besides white space; used to cache the ids of words."""
 
+    @property
+    def longest_word(self) -> int:
+        """Maximum characters of a word that is cut into pieces, a longer one being unknown; 0: there is none."""
+        return 0
+
+    @property
+    @abstractmethod
+    def strips_accents(self) -> bool:
+        """Whether accents and other marks are removed from text before it is cut."""
+
     @abstractmethod
     def whole_word(self, pre_token: str) -> str:
         """Return the piece that would hold the word at the start of `pre_token`, a piece of text as the model sees it,

@@ -78,6 +78,11 @@ class ByteBPE(Vocabulary):
         """White space only; a word always has a space before it."""
         return Cuts()
 
+    @property
+    def strips_accents(self) -> bool:
+        """As the normalisation says."""
+        return {"type": "StripAccents"} in _normalizer(self.form)["normalizers"]
+
     def whole_word(self, pre_token: str) -> str:
         """Return the pre-token if it begins a word, else "": the merges of a piece without Ġ would apply inside of
         other words."""

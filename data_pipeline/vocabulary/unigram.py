@@ -107,6 +107,11 @@ class Unigram(Vocabulary):
         """White space only; a word always has a space before it."""
         return Cuts()
 
+    @property
+    def strips_accents(self) -> bool:
+        """As the normaliser says."""
+        return {"type": "StripAccents"} in self.normalizer
+
     def whole_word(self, pre_token: str) -> str:
         """Return ▁ and the letters, marks and digits behind it: punctuation behind a word is not a part of it. "" for a
         word behind punctuation: a piece without ▁ would be found inside of other words."""

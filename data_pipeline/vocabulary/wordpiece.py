@@ -55,6 +55,17 @@ class WordPiece(Vocabulary):
         """Punctuation, and Chinese where the normaliser separates it."""
         return Cuts(punctuation=True, chinese=self.normalization.handle_chinese_chars, before="")
 
+    @property
+    def longest_word(self) -> int:
+        """As `word_characters` says."""
+        return self.word_characters
+
+    @property
+    def strips_accents(self) -> bool:
+        """As the normalisation says; lower-casing does, unless that says otherwise."""
+        stated = self.normalization.strip_accents
+        return self.normalization.lowercase if stated is None else stated
+
     def whole_word(self, pre_token: str) -> str:
         """Return the pre-token itself, which is a word."""
         return pre_token if len(pre_token) <= self.word_characters else ""

@@ -11,6 +11,7 @@ from launch.progress import stages
 
 if TYPE_CHECKING:
     from data_pipeline.settings import DataSettings, VocabularySettings
+    from data_pipeline.shards.index import Index
 
 
 @app.command()
@@ -96,7 +97,7 @@ def prepare(
     from launch.settings.recipe import load_config
 
     config = load_config(recipe, overrides or [])
-    from data_pipeline.masking.mask_budget import MaskBudget, measured_note
+    from data_pipeline.masking.mask_budget import MaskBudget
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
     from data_pipeline.shards.index import Index
@@ -120,26 +121,39 @@ def prepare(
         check_hugging_face(config, load_vocabulary(config.data.vocab))  # before hours of work
     for data in data_of_phases(config):
         if stage:
-            say(prepare_share(data, stages(console), stage, Share.parsed(share)))
+            say(prepare_share(data, stages(console), stage, Share.parsed(share), warn=say))
             if stage == "discover":
                 _say(MaskBudget.of(data).note(data.sequence_length))
             if stage == "finish":
                 index = Index.load(data.out)
-                _say(measured_note(index))
+                _say_of(index)
                 record_prepare(config, index)
             continue
         _say(MaskBudget.of(data).note(data.sequence_length))  # before hours of work
-        index, fresh = run(data, stages(console))
+        index, fresh = run(data, stages(console), warn=say)
         train = index.splits["train"]
         say(
             f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
             f"{len(train.shards)} shard{'s' * (len(train.shards) != 1)} in {data.out}"
         )
-        _say(measured_note(index))
+        _say_of(index)
         for line in lines(noted(data.out).get("passed_over", {})):
             say(line)
         if fresh:
             record_prepare(config, index)
+
+
+def _say_of(index: "Index") -> None:
+    """Print what these shards show against their settings, vocabulary or text."""
+    from data_pipeline.masking.mask_budget import measured_note
+    from data_pipeline.shards.statistics import held_out_note
+    from data_pipeline.tokenize.coverage import unknown_note
+
+    _say(measured_note(index))
+    reading = index.statistics.get("reading")
+    _say(unknown_note(reading) if isinstance(reading, dict) else "")
+    if few := held_out_note(index.statistics):
+        _say(f"warning: {few}; raise data.held_out, or add text")
 
 
 def _say(words: str) -> None:

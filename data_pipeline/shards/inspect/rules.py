@@ -10,6 +10,7 @@ from typing import Any
 
 from data_pipeline.sequences.registry import UNLABELLED, pair_task
 from data_pipeline.settings import UNMASKED
+from data_pipeline.shards.statistics import held_out_note
 
 SHORT = 0.3
 """Examples are short if they fill less than this share of the sequence length on average."""
@@ -58,6 +59,8 @@ def _source(facts: Facts) -> Iterator[Finding]:
             "all examples come from one document, so that nothing is known of other text",
             "part the text: data.documents=blank_line and a blank line between documents, or more files",
         )
+    if few := held_out_note(facts["statistics"]):
+        yield few, "raise data.held_out, or add text, and prepare again; part long texts into documents"
     reading = facts["statistics"].get("reading")
     if isinstance(reading, dict):
         invalid, size = (_number(reading.get(name)) for name in ("invalid_characters", "bytes"))
