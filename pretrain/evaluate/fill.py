@@ -1,11 +1,17 @@
 """Fill blanks in sentences with the likeliest words of an exported model."""
 
+import reprlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data_pipeline.errors import UserError
 from pretrain.run.folder import CONFIG, EXPORT, SAMPLES, model_folders
 from pretrain.run.tolerant_json import number, objects, table
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from transformers import PreTrainedTokenizerFast
 
 Guesses = list[tuple[str, float]]
 """Words and their probabilities, likeliest first."""
@@ -24,29 +30,74 @@ def run_and_export(folder: Path) -> tuple[Path, Path]:
 
 
 def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[str, Guesses]]:
-    """Yield (text, [(word, probability)]) per text, through transformers.pipeline, as any user of the model would;
-    [MASK] in a text is replaced by the model's own mask token.
+    """Yield (text, [(word, probability)]) per text, the likeliest words of all the model's vocabulary; [MASK] in a text
+    is replaced by the model's own mask token.
 
-    Raises UserError for a folder without a model or a text without exactly one blank."""
-    if not (model / "config.json").is_file() or not list(model.glob("*.safetensors")):
+    Raises UserError for a folder without a model that was trained to fill blanks, and for a text without exactly one
+    blank, or of more tokens than the model reads."""
+    if not (model / "config.json").exists():
         raise UserError("not an exported model", where=model, remedy="maskmill export RUN writes one")
-    from transformers import AutoTokenizer, pipeline, utils
-
-    utils.logging.set_verbosity_error()
-    utils.logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    safe = {"use_safetensors": True}  # a pytorch_model.bin could run code
-    fill = pipeline(
-        "fill-mask", model=str(model), tokenizer=tokenizer, device="cpu", top_k=top, model_kwargs=safe
-    )
     for text in texts:
-        own = text.replace("[MASK]", tokenizer.mask_token)
-        blanks = own.count(tokenizer.mask_token)
+        _refuse_bytes(text)
+    import torch
+
+    from pretrain.export.families.load import (
+        load_config,
+        load_model,
+        load_tokenizer,
+        max_positions,
+        reads_one_way,
+    )
+
+    config = load_config(model)
+    if reads_one_way(config):
+        raise UserError(
+            "predicts the next word and fills no blanks", where=model, expected="a model of masked words"
+        )
+    tokenizer = load_tokenizer(model, config)
+    mask, mask_id = tokenizer.mask_token, tokenizer.mask_token_id
+    if not isinstance(mask, str) or mask_id is None:
+        raise UserError("its tokenizer has no mask token", where=model, expected="a model of masked words")
+    inputs = [_encoded(tokenizer, text, max_positions(config)) for text in texts]
+    filler = load_model(model, "ForMaskedLM", seed=0, has_head=True)
+    for text, encoding in zip(texts, inputs, strict=True):
+        columns = {"input_ids": torch.tensor([encoding.ids])}
+        if "token_type_ids" in tokenizer.model_input_names:
+            columns["token_type_ids"] = torch.tensor([encoding.type_ids])
+        with torch.no_grad():
+            logits = filler(**columns).logits[0, encoding.ids.index(mask_id)]
+        found = logits.softmax(-1).topk(min(top, len(logits)))
+        words = [str(tokenizer.decode([token])).strip() for token in found.indices.tolist()]
+        yield text, list(zip(words, found.values.tolist(), strict=True))
+
+
+def _refuse_bytes(text: str) -> None:
+    """Raise UserError for a text of the command line whose bytes are not UTF-8: Python keeps each as half a letter."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"is not UTF-8 text from character {error.start + 1} on", where=ascii(text), expected="UTF-8"
+        ) from error
+
+
+def _encoded(tokenizer: "PreTrainedTokenizerFast", text: str, most: int) -> "Encoding":
+    """Return the tokens of a text with its blank. Raises UserError unless it has one blank and at most `most`
+    tokens."""
+    mask = str(tokenizer.mask_token)
+    own = text.replace("[MASK]", mask)
+    encoding = tokenizer.backend_tokenizer.encode(own)
+    for blanks in (own.count(mask), encoding.ids.count(tokenizer.mask_token_id)):
         if blanks != 1:
-            raise UserError(
-                f"{blanks} blanks in {text!r}", expected=f"one {tokenizer.mask_token} in each sentence"
-            )
-        yield text, [(str(guess["token_str"]).strip(), float(guess["score"])) for guess in fill(own)]
+            raise UserError(f"{blanks} blanks in {text!r}", expected=f"one {mask} in each sentence")
+    if len(encoding.ids) > most:
+        raise UserError(
+            f"has {len(encoding.ids):,} tokens",
+            where=reprlib.repr(text),
+            expected=f"at most {most:,}, which the model has positions for",
+            remedy="give the sentence around the blank alone",
+        )
+    return encoding
 
 
 def held_out_blanks(run: Path) -> list[str]:

@@ -4,21 +4,18 @@ Only known names are listed: other contents of a folder (checkpoints, logs, keys
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import file_sha256
+from pretrain.export.families.folder import CARD, CHANGED, changed, noted_hashes, read_json
 from pretrain.export.families.registry import FAMILIES
 from pretrain.run.folder import EXPORT, NOTE, RUN, model_folders
+from pretrain.run.tolerant_json import is_count
 
-CARD = "README.md"
-CHANGED = "is missing or its bytes changed since the export"
 PLACEHOLDER = "THIS_MODEL"
 """Placeholder in a card's snippets for the folder, or for the model's name on the hub, which a push inserts."""
 BELONGS = frozenset(
@@ -78,12 +75,6 @@ def newest_step(source: Path) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def changed(folder: Path, hashes: Mapping[str, str]) -> list[str]:
-    """List the files that are missing or differ from the exported ones."""
-    files = ((name, folder / Path(name).name) for name in hashes)
-    return [name for name, file in files if not file.is_file() or file_sha256(file) != hashes[name]]
-
-
 def gather(folder: Path, repo: str) -> Upload:
     """Collect the files of the export in `folder`, after checking its proof and every hash; the card's PLACEHOLDER is
     replaced by the name `repo`. Raises UserError for a folder that is not an export, or was changed."""
@@ -103,7 +94,7 @@ def gather(folder: Path, repo: str) -> Upload:
     hashes[CARD] = hashlib.sha256(card).hexdigest()
     sent = {**files, CARD: card, NOTE: canonical_json({**note, "sha256": hashes}, indent=1)}
     left_out = sorted({path.name for path in folder.iterdir()} - sent.keys())
-    return Upload(dict(sorted(sent.items())), tuple(left_out), CARD in different, int(note.get("step", 0)))
+    return Upload(dict(sorted(sent.items())), tuple(left_out), CARD in different, note["step"])
 
 
 def _note(folder: Path) -> dict[str, Any]:
@@ -116,21 +107,14 @@ def _note(folder: Path) -> dict[str, Any]:
             expected=f"a folder with {NOTE}, which `maskmill export` writes",
             remedy="maskmill export RUN",
         )
+    note = read_json(path)
+    noted_hashes(note, path)
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-        hashes, proof = note["sha256"], note.get("proof", {})
+        proof = note.get("proof", {})
         holds = [float(head["difference"]) <= float(head["allowed"]) for head in proof.values()]
-        if not all(isinstance(name, str) and isinstance(value, str) for name, value in hashes.items()):
-            raise ValueError("hashes")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError("malformed", where=path, remedy="export again") from None
+    note["step"] = step if is_count(step := note.get("step", 0)) else 0
     if not holds or not all(holds):
         raise UserError("has no proof of equal logits", where=path, remedy="export again")
-    return dict(note)
-
-
-def weights_hash(folder: Path) -> str:
-    """Return the SHA-256 of the hashes of a folder's *.safetensors, in the order of their names; empty where it has
-    none."""
-    files = sorted(folder.glob("*.safetensors"))
-    return sha256("".join(file_sha256(file) for file in files).encode()).hexdigest() if files else ""
+    return note

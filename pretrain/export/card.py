@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pretrain.export.bundle import PLACEHOLDER, weights_hash
+from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.families.base import Family
+from pretrain.export.families.folder import weights_hash
 from pretrain.export.hub import front_matter
 from pretrain.export.parity import Parity
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for

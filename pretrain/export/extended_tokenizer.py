@@ -7,8 +7,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import temporary_folder, write_whole
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.export.families.bert import BERT_FOR_MASKED_LM
+from pretrain.export.families.load import quiet
 from pretrain.export.families.registry import family_of
-from pretrain.export.parity import quiet
 from pretrain.export.tokenizer import write_tokenizer
 
 MAX_LENGTH = 512

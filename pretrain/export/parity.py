@@ -5,7 +5,6 @@ the largest logit means a wrong name, setting or mask, and the export fails.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import transformers
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.export.families.base import Family
+from pretrain.export.families.load import load_class
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
 
@@ -61,28 +61,8 @@ def check_parity(
     return parities
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and notices."""
-    bars, verbosity = (
-        transformers.utils.logging.is_progress_bar_enabled(),
-        transformers.logging.get_verbosity(),
-    )
-    transformers.utils.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
-
-
 def _loaded(folder: Path, export_class: str) -> transformers.PreTrainedModel:
-    with quiet():
-        model, info = getattr(transformers, export_class).from_pretrained(
-            folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
-        )
+    model, info = load_class(folder, export_class)
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
         raise UserError(

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, BertTokenizer
+from transformers import BertTokenizer
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.separators import PERIOD
@@ -17,6 +17,7 @@ from data_pipeline.vocabulary.base import Vocabulary, json_text
 from data_pipeline.vocabulary.files import parse_tokenizer_json
 from data_pipeline.vocabulary.wordpiece import WordPiece
 from pretrain.config.settings import CLS_SEGMENT
+from pretrain.export.families.load import load_tokenizer
 
 PROBES = (
     "The QUICK brown fox, isn't it? 3,14 & co.",
@@ -113,7 +114,7 @@ def _separated(vocabulary: Vocabulary, separators: str) -> dict[str, Any]:
 
 def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path, cls_last: bool, separators: str) -> None:
     ours.no_truncation()
-    theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    theirs = load_tokenizer(folder)
     for text in PROBES:
         expected = ours.encode(text, add_special_tokens=False).ids
         if theirs(text, add_special_tokens=False)["input_ids"] != expected:

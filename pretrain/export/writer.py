@@ -25,8 +25,9 @@ from pretrain.config.settings import RunConfig
 from pretrain.export.bundle import check_is_new
 from pretrain.export.card import Card, write_card
 from pretrain.export.families.base import Config, Family
+from pretrain.export.families.load import quiet
 from pretrain.export.families.registry import chosen_families
-from pretrain.export.parity import Parity, check_parity, quiet
+from pretrain.export.parity import Parity, check_parity
 from pretrain.export.tokenizer import vocabulary_of, write_tokenizer
 from pretrain.model.embeddings import add_up
 from pretrain.model.initialize import load_parameters, without_padding

@@ -5,17 +5,16 @@ the registry.
 """
 
 from dataclasses import replace
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import file_sha256
 from data_pipeline.vocabulary.files import Vocabulary
 from pretrain.config.encoder_settings import SWITCHES
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
+from pretrain.export.families.folder import file_hash
 from pretrain.export.families.headers import stored_headers
 from pretrain.export.families.registry import check_vocabulary, family_of, weight_files
 from pretrain.objectives.registry import registered
@@ -123,14 +122,8 @@ def teacher_identity(config: RunConfig) -> dict[str, str]:
         return {}
     files = weight_files(find_teacher(config).folder)
     stats = ((path, path.stat()) for path in files)
-    hashes = [_hashed(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    hashes = [file_hash(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
     return {_key(config): hashes[0] if len(hashes) == 1 else sha256("".join(hashes).encode()).hexdigest()}
-
-
-@cache
-def _hashed(path: Path, size: int, changed: int) -> str:
-    """Hash a file once while it is unchanged: identities are needed at every checkpoint."""
-    return file_sha256(path)
 
 
 def teacher_encoder(config: RunConfig) -> EncoderSettings:

@@ -18,7 +18,8 @@ from pretrain.distributed.world import World
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import Score, leading, secondary
 from pretrain.evaluate.verdict import Losses, findings
-from pretrain.export.bundle import CARD, CHANGED, changed
+from pretrain.export.families.folder import CARD, CHANGED, changed, noted_hashes, read_config, read_json
+from pretrain.export.families.headers import stored_headers
 from pretrain.objectives.metrics import headline_of
 from pretrain.run.folder import NOTE, RUN, model_folders, not_sealed, read_run, read_summary
 from pretrain.run.metrics_file import read_metrics
@@ -104,14 +105,8 @@ def _checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        with safe_open(path / "model.safetensors", framework="pt") as tensors:
-            shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"cannot be read: {error}", where=path) from None
+    config = read_config(path)
+    shapes = {name: header.shape for name, header in stored_headers(path).items()}
     return {
         "kind": "exported model",
         "architectures": config.get("architectures"),
@@ -130,11 +125,7 @@ def _model_hashes(path: Path) -> str:
     note = path / NOTE
     if not note.is_file():
         return "none: not exported by Maskmill"
-    try:
-        hashes = dict(json.loads(note.read_text(encoding="utf-8"))["sha256"])
-    except (ValueError, KeyError, TypeError):
-        raise UserError("malformed", where=note, expected="the SHA-256 of each file") from None
-    different = changed(path, hashes)
+    different = changed(path, noted_hashes(read_json(note), note))
     for name in different:
         if name != CARD or not (path / CARD).is_file():
             raise UserError(CHANGED, where=path / name, remedy="export again")

@@ -11,7 +11,7 @@ import transformers
 
 from data_pipeline.vocabulary.base import Vocabulary, json_text
 from data_pipeline.vocabulary.files import parse_tokenizer_json
-from pretrain.export.parity import quiet
+from pretrain.export.families.load import quiet
 from pretrain.export.tokenizer import INPUTS, write_tokenizer
 from tests.factories.vocabularies import modernbert_tokenizer, trained
 

@@ -17,12 +17,13 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
-from pretrain.export.parity import quiet
+from pretrain.export.families.load import quiet
 from pretrain.export.reader import merge_shared, read_weights
 from pretrain.export.writer import export
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
+from pretrain.run.folder import NOTE
 from tests.factories.exports import CARD
 from tests.factories.models import config_of, fresh_model, scattered, scattered_model
 from tests.factories.vocabularies import trained
@@ -199,6 +200,7 @@ def test_a_shared_half_is_copied_and_merged_again_only_if_it_is_equal(
     stored = load_file(folder / "model.safetensors")
     copy = ONE_LAYER.format(1, "attention.key.weight" if sharing == "attention" else "ffn.bias")
     stored[copy] = stored[copy] + 1e-3
+    (folder / NOTE).unlink()
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
         UserError, match=r"encoder\.layers\.1\.\S+ differs from encoder\.layers\.0\."
@@ -234,6 +236,7 @@ def test_wide_embeddings_have_no_projection(tmp_path: Path) -> None:
     assert stored[f"{PROJECTION}.weight"].equal(torch.eye(24))
     assert not stored[f"{PROJECTION}.bias"].any()
     stored[f"{PROJECTION}.bias"][3] = 0.5
+    (tmp_path / "model" / NOTE).unlink()
     save_file(stored, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="projects embeddings that are as wide as the encoder"):
         read_weights(tmp_path / "model", config, trained("unigram").size)

@@ -22,6 +22,7 @@ from pretrain.export.tokenizer import write_tokenizer
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters
 from pretrain.objectives.registry import OBJECTIVES
+from pretrain.run.folder import NOTE
 from tests.factories.exports import Exporter, random_weights
 from tests.factories.models import config_of, fresh_model
 
@@ -219,6 +220,7 @@ def folder(exporter: Exporter, tmp_path: Path) -> Path:
 
 
 def rewrite(folder: Path, change: dict[str, Tensor | None], rename: tuple[str, str] = ("", "")) -> None:
+    (folder / NOTE).unlink(missing_ok=True)  # which has the hash of what is changed
     stored = {k.replace(*rename): v for k, v in load_file(folder / "model.safetensors").items()} | change
     save_file(
         {k: v for k, v in stored.items() if v is not None}, folder / "model.safetensors", {"format": "pt"}

@@ -14,13 +14,13 @@ from data_pipeline.shards.schema import VocabularyStamp
 from data_pipeline.vocabulary.files import load_vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.settings import RunConfig
+from pretrain.export.families.load import quiet
 from pretrain.export.families.weight_names import POSITIONS
-from pretrain.export.parity import quiet
 from pretrain.export.tokenizer import INPUTS
 from pretrain.export.writer import export
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.registry import load
-from pretrain.run.folder import model_folders
+from pretrain.run.folder import NOTE, model_folders
 from pretrain.training.initial_weights.check import check_hugging_face
 from pretrain.training.initial_weights.load import InitialWeights, initial_weights
 from pretrain.training.initial_weights.positions import EXTENSIONS, interpolated, repeated, with_fresh_rows
@@ -103,6 +103,7 @@ def test_layers_behind_those_that_are_counted_are_left_out_and_named(tmp_path: P
     folder = written(SAME["mlm"], tmp_path / "in")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1}))
+    (folder / NOTE).unlink(missing_ok=True)
     initial = started(settings(folder))
     assert initial.run.encoder.layers == 1
     assert initial.notes == [

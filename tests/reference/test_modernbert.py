@@ -18,9 +18,9 @@ from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export import writer
 from pretrain.export.families.base import Family
 from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.export.families.load import quiet
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.registry import chosen_families, family_of
-from pretrain.export.parity import quiet
 from pretrain.export.reader import read_weights
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding

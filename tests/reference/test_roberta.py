@@ -19,8 +19,8 @@ from data_pipeline.vocabulary.base import Vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.export.families.load import quiet
 from pretrain.export.families.registry import FAMILIES
-from pretrain.export.parity import quiet
 from pretrain.export.reader import read_weights
 from pretrain.export.writer import export
 from pretrain.model.batch import IGNORED, MicroBatch

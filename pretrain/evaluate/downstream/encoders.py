@@ -1,7 +1,4 @@
-"""Load encoders of any Hugging Face folder, with or without their weights: in the evaluation on tasks the only use of
-transformers' Auto classes.
-
-Only safetensors are read, and no code of a folder is run."""
+"""An encoder in any Hugging Face folder, with or without its weights, as the tasks use it."""
 
 import json
 from collections.abc import Mapping
@@ -12,21 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from data_pipeline.errors import UserError, first_line
+from data_pipeline.errors import UserError
 from data_pipeline.settings import SEPARATORS, DataSettings
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder, deciding_inputs
-from pretrain.export.bundle import weights_hash
-from pretrain.export.parity import quiet
+from pretrain.export.families.folder import read_config, weights_hash
+from pretrain.export.families.load import (
+    first_position,
+    load_config,
+    load_model,
+    load_tokenizer,
+    max_positions,
+    reads_one_way,
+    refuse_lacking,
+)
 from pretrain.run.folder import CONFIG, EXPORT, model_folders
 
-SAFE = {"local_files_only": True, "trust_remote_code": False}
 NOT_PRETRAINED = "not pretrained"
-DECODERS = ("modernbert-decoder",)
-"""Values of model_type whose config.json need not say that they read one way."""
 FORWARDS, BACKWARDS = "left_to_right", "right_to_left"
 
 
@@ -40,61 +40,22 @@ class Encoder:
     @cached_property
     def config(self) -> PreTrainedConfig:
         """The folder's config.json. Raises UserError where transformers has no such model."""
-        try:
-            with quiet():
-                return AutoConfig.from_pretrained(self.folder, **SAFE)
-        except Exception as error:  # each of transformers' classes checks its fields with errors of its own
-            raise UserError(
-                f"cannot be read: {first_line(error)}",
-                where=self.folder / "config.json",
-                expected="the configuration of one of transformers' encoders",
-            ) from error
+        return load_config(self.folder)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The folder's tokenizer. Raises UserError where there is none."""
-        if not list(self.folder.glob("tokenizer*")) and not list(self.folder.glob("vocab*")):
-            raise UserError(
-                "has no tokenizer", where=self.folder, expected="tokenizer.json beside config.json"
-            )
-        try:
-            with quiet():
-                tokenizer = AutoTokenizer.from_pretrained(self.folder, **SAFE)
-        except Exception as error:  # the tokenizers library raises nothing narrower
-            raise UserError(
-                f"its tokenizer cannot be read: {first_line(error)}",
-                where=self.folder,
-                expected="tokenizer.json beside a valid config.json",
-            ) from error
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise UserError(
-                "its tokenizer is none of the library tokenizers",
-                where=self.folder,
-                expected="tokenizer.json",
-            )
-        most, rows = max(tokenizer.get_vocab().values(), default=0), getattr(self.config, "vocab_size", None)
-        if isinstance(rows, int) and most >= rows:
-            raise UserError(
-                f"its tokenizer has ids up to {most}",
-                where=self.folder,
-                expected=f"ids below {rows}, the vocab_size in config.json",
-                remedy="put the model's own tokenizer beside it",
-            )
-        return tokenizer
+        return load_tokenizer(self.folder, self.config)
 
     @property
     def max_positions(self) -> int:
         """Longest input that it has positions for."""
-        stated = getattr(self.config, "max_position_embeddings", None)
-        if not isinstance(stated, int) or stated <= 0:
-            return 1 << 20  # relative positions
-        return stated - self.first_position
+        return max_positions(self.config)
 
     @property
     def first_position(self) -> int:
-        """Position of a text's first token: RoBERTa and its like count from behind the padding's id."""
-        is_offset = self.config.model_type in ("roberta", "xlm-roberta", "camembert")
-        return (self.config.pad_token_id or 0) + 1 if is_offset else 0
+        """Position of a text's first token."""
+        return first_position(self.config)
 
     def builder(self, max_length: int) -> InputBuilder:
         """Return what builds inputs of at most `max_length` tokens, or as many as it has positions for."""
@@ -103,7 +64,7 @@ class Encoder:
     @property
     def reads_one_way(self) -> bool:
         """Whether a token sees only one side of it."""
-        return bool(getattr(self.config, "is_decoder", False)) or self.config.model_type in DECODERS
+        return reads_one_way(self.config)
 
     @property
     def direction(self) -> str:
@@ -149,8 +110,7 @@ class Encoder:
     def _stated(self) -> dict[str, Any]:
         """The fields of config.json that a score can depend on, as they are in the file: the defaults of the others are
         those of a version of transformers, which a result states."""
-        _ = self.config  # refuses a damaged one
-        fields = json.loads((self.folder / "config.json").read_text("utf-8"))
+        fields = read_config(self.folder)
         return {name: value for name, value in fields.items() if name not in UNINFLUENTIAL}
 
     def load(
@@ -162,43 +122,10 @@ class Encoder:
 
         Raises UserError where transformers has no such class for it, where weights of the encoder are absent, and, with
         `has_head`, where those of the head are."""
-        auto = getattr(transformers, f"AutoModel{kind}")
+        if self.pretrained:
+            _ = self.identity  # refuses a folder without weights, and says what to do
         settings = self.config.__class__.from_dict({**self.config.to_dict(), **(config or {})})
-        torch.manual_seed(seed)
-        try:
-            with quiet():
-                if not self.pretrained:
-                    return auto.from_config(settings, trust_remote_code=False).float().eval()
-                _ = self.identity  # refuses a folder without safetensors before transformers looks further
-                model, info = auto.from_pretrained(
-                    self.folder,
-                    config=settings,
-                    use_safetensors=True,
-                    dtype=torch.float32,
-                    ignore_mismatched_sizes=True,  # a head of another number of labels is redrawn
-                    output_loading_info=True,
-                    **SAFE,
-                )
-        except (ValueError, OSError, RuntimeError, KeyError, SafetensorError) as error:
-            raise UserError(
-                f"cannot be loaded as AutoModel{kind}: {first_line(error)}",
-                where=self.folder,
-                expected="whole *.safetensors of what config.json describes",
-            ) from error
-        absent = [str(key) for key in info["missing_keys"]] + [str(key[0]) for key in info["mismatched_keys"]]
-        self._refuse_lacking(model, kind, absent, has_head)
-        return model.eval()
-
-    def _refuse_lacking(self, model: PreTrainedModel, kind: str, absent: list[str], has_head: bool) -> None:
-        """Raise UserError where weights of the encoder, or with `has_head` of the head, are among the absent ones."""
-        of_encoder = f"{model.base_model_prefix}." if kind else ""
-        lacking = [k for k in absent if has_head or (k.startswith(of_encoder) and "pooler." not in k)]
-        if lacking:
-            raise UserError(
-                f"lacks weights of {type(model).__name__}: {', '.join(sorted(lacking)[:3])}",
-                where=self.folder,
-                expected="a model with the head for it" if has_head else "what its config.json describes",
-            )
+        return load_model(self.folder, kind, seed, settings, has_head, self.pretrained)
 
 
 @dataclass(frozen=True)
@@ -221,7 +148,7 @@ class InMemory(Encoder):
         model.load_state_dict(state, strict=False)
         given = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in state}
         absent = [name for name, p in model.named_parameters() if id(p) not in given]
-        self._refuse_lacking(model, kind, absent, has_head)
+        refuse_lacking(model, kind, absent, has_head, self.folder)
         return model
 
 

@@ -1,6 +1,5 @@
 """Register the families by their transformers class, and find the family of a folder, without torch or tokenizers."""
 
-import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from pretrain.export.families.distilbert import DISTILBERT_FOR_MASKED_LM
 from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
 from pretrain.export.families.ernie import ERNIE_FOR_PRETRAINING
 from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.export.families.folder import check_hashes, is_plain, read_config, read_json
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.modernbert_decoder import MODERNBERT_DECODER
 from pretrain.export.families.modernbert_electra import MODERNBERT_DISCRIMINATOR, MODERNBERT_GENERATOR
@@ -71,12 +71,11 @@ def chosen_families(names: Sequence[str], run: RunConfig) -> list[Family]:
 def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
     """Return the family that reads a folder of transformers, found by the class or else the model_type in its
     config.json, and the fields of that file. Raises UserError if there is none, or for a field of another kind."""
-    path = folder / "config.json"
-    try:
-        config = dict(json.loads(path.read_text("utf-8")))
-        kind, named = config.get("model_type"), list(config.get("architectures") or ())
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UserError("cannot be read", where=path, expected="a Hugging Face config.json") from error
+    check_hashes(folder, weights=False)
+    path, config = folder / "config.json", read_config(folder)
+    kind, named = config.get("model_type"), config.get("architectures") or ()
+    if not isinstance(named, list | tuple):
+        raise UserError(f"architectures is {reprlib.repr(named)}", where=path, expected="a list of classes")
     readable = [family for family in FAMILIES.values() if family.model_type == kind]
     if not readable:
         known = " or ".join(dict.fromkeys(repr(family.model_type) for family in FAMILIES.values()))
@@ -158,8 +157,22 @@ def check_vocabulary(folder: Path, vocabulary: "Vocabulary", may_extend: bool = 
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the folder's safetensors files. Raises UserError if it has none."""
-    paths = sorted(folder.glob("model*.safetensors"))
+    """Return the folder's safetensors files, as transformers chooses them: model.safetensors, or those that an index
+    names. Raises UserError if it has none, or for an index that names others."""
+    index, one = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if one.is_file():
+        return [one]
+    if index.exists():
+        names = read_json(index).get("weight_map")
+        listed = sorted(set(names.values()), key=str) if isinstance(names, dict) else []
+        for name in listed:
+            if not is_plain(name) or not name.endswith(".safetensors") or not (folder / name).is_file():
+                raise UserError(
+                    f"names {reprlib.repr(name)}", where=index, expected="*.safetensors files beside it"
+                )
+        paths = [folder / name for name in listed]
+    else:
+        paths = [path for path in sorted(folder.glob("model*.safetensors")) if path.is_file()]
     if not paths:
         pickled = any(folder.glob("pytorch_model*.bin"))
         remedy = f"elsewhere, since pytorch_model.bin can run code: {_conversion(folder)}" if pickled else ""

@@ -9,12 +9,14 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
+from pretrain.export.families.folder import check_hashes
 from pretrain.export.families.headers import whole
 from pretrain.export.families.registry import weight_files
 
 
 def stored_tensors(folder: Path, paths: Sequence[Path] = ()) -> dict[str, Tensor]:
     """Read all weight files of the folder, or `paths` in it. Raises UserError if it has none, or one is damaged."""
+    check_hashes(folder)
     stored: dict[str, Tensor] = {}
     for path in paths or weight_files(folder):
         with whole(path):

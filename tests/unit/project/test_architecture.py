@@ -69,17 +69,17 @@ IMPORTS = {
     "pretrain/run": "config distributed",
     "pretrain/checkpoint": "config distributed optim run",
     "pretrain/model": "config",
-    "pretrain/export/families": "config",
+    "pretrain/export/families": "config run",
     "pretrain/objectives": "config families model",
-    "pretrain/evaluate": "model objectives run",
+    "pretrain/evaluate": "families model objectives run",
     "pretrain/preflight": "checkpoint config distributed families model objectives optim run",
     "pretrain/export": "checkpoint config evaluate families model objectives preflight run",
-    "pretrain/evaluate/downstream": "evaluate export run",
+    "pretrain/evaluate/downstream": "evaluate families run",
     "pretrain/training": (
         "checkpoint config distributed downstream evaluate export families model objectives optim preflight run"
     ),
     "pretrain/monitoring": "checkpoint config distributed evaluate objectives preflight run training",
-    "pretrain/report": "checkpoint distributed evaluate export objectives run",
+    "pretrain/report": "checkpoint distributed evaluate families objectives run",
     "pretrain/evaluate/studies": "config families objectives preflight report run",
     "pretrain/train": ("checkpoint config distributed monitoring optim preflight report run training"),
     "launch/recipes": "",
@@ -141,23 +141,52 @@ def test_each_outside_library_is_imported_in_one_place() -> None:
         assert users <= places, f"{library} is imported in {sorted(users - places)}"
 
 
-def auto_classes(path: Path) -> set[str]:
-    """What a module takes from transformers by which it could load any folder: its Auto classes, or all of it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "transformers"}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "transformers":
-            found |= {alias.name for alias in node.names if alias.name.startswith(("Auto", "pipeline", "*"))}
+LOADERS = {"pretrain/export/families/load.py"}
+"""Modules that load models and tokenizers of folders through transformers."""
+LOADING = re.compile(r"^(Auto|pipeline$|CONFIG_MAPPING$|TOKENIZER_MAPPING$|\*$)")
+
+
+def loaders(path: Path) -> set[str]:
+    """How a module could load any folder: what it takes of transformers, its loaders and itself apart from types, and
+    the calls of `from_pretrained`, `pipeline` and of the classes of a name."""
+    tree = ast.parse(path.read_text())
+    skipped, found = types_only(tree), set()
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("transformers", "peft"):
+            found |= {alias.name for alias in node.names if LOADING.match(alias.name)}
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in ("pipeline", "transformers.pipeline", "from_pretrained") or (
+                name.endswith((".from_pretrained", ".from_config", ".load_adapter"))
+                and not name.startswith(("nn.Embedding", "FewRows"))
+            ):
+                found.add(name)
+            if name == "getattr" and ast.unparse(node.args[0]) == "transformers":
+                found.add("getattr(transformers)")
     return found
 
 
-def test_evaluation_loads_encoders_through_one_module() -> None:
-    """Which takes safetensors alone and runs no code of a folder."""
-    folder = ROOT / "pretrain/evaluate/downstream"
-    users = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if auto_classes(path)}
-    assert users == {"encoders.py"}
-    assert auto_classes(folder / "encoders.py") == {"transformers", "AutoConfig", "AutoTokenizer"}
+def test_models_and_tokenizers_are_loaded_through_one_module() -> None:
+    """Which takes safetensors alone, runs no code of a folder, and raises one line."""
+    users = {
+        str(path.relative_to(ROOT)) for package in PACKAGES for path in sources(package) if loaders(path)
+    }
+    assert users == LOADERS
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from transformers import AutoModel", "from transformers import pipeline", "from peft import AutoPeftModel",
+        "transformers.AutoTokenizer.from_pretrained(x)", "BertModel.from_pretrained(x)", "pipeline('fill-mask')",
+        "getattr(transformers, name)(x)", "transformers.pipeline(x)", "AutoModel.from_config(x)",
+    ],
+)  # fmt: skip
+def test_the_scan_sees_loaders(source: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(source)
+    assert loaders(tmp_path / "module.py")
 
 
 def test_the_data_pipeline_runs_without_torch() -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings
-from pretrain.export.parity import quiet
+from pretrain.export.families.load import quiet
 from pretrain.export.reader import read_weights
 from pretrain.export.writer import export
 from pretrain.model.batch import MicroBatch, Shape

@@ -382,12 +382,12 @@ def fewer_rows(folder: Path) -> None:
     [
         (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "unheard"}'), "cannot be read"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "its tokenizer cannot be read"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json: cannot be read"),
         (lambda folder: [path.unlink() for n in ("tok", "voc") for path in folder.glob(f"{n}*")], "has no tokenizer"),
         (fewer_rows, r"ids up to \d+ .expected ids below 50"),
         (no_words, "puts no classification token"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has no .*safetensors"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"xx"), "cannot be loaded as AutoModel"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"xx"), "is damaged"),
         (lambda folder: None, "the head cannot be read"),
     ],
 )  # fmt: skip
