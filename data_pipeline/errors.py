@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from data_pipeline.io.redact import redact
+from data_pipeline.io.redact import printable, redact, shortened
 
 MAX_CHARACTERS = 2000
 """Longest message kept: other packages may quote a damaged file at any length."""
@@ -25,7 +25,7 @@ class UserError(Exception):
         self.what, self.where, self.expected, self.remedy = what, str(where), expected, remedy
         hints = "; ".join(part for part in (f"expected {expected}" if expected else "", remedy) if part)
         line = (f"{where}: " if str(where) else "") + what + (f" ({hints})" if hints else "")
-        super().__init__(redact(" ".join(line.split())))
+        super().__init__(shortened(printable(redact(" ".join(line.split())))))
 
     def __reduce__(self):  # keyword-only arguments must survive the way back from a worker process
         return _rebuild, (type(self), self.what, self.where, self.expected, self.remedy)

@@ -2,14 +2,19 @@
 
 import difflib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
+from rich.text import Text
+from typer.core import TyperCommand
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.redact import printable, shown_json
 from launch.recipes import recipe_names
 from launch.settings import completion
 
@@ -27,15 +32,64 @@ A run is described by a RECIPE (a shipped name or a YAML path) and key=value pai
 `maskmill settings` lists every key with its meaning and default, `maskmill status RUN` says how a run is, and
 `maskmill doctor` what this machine lacks."""
 
-app = typer.Typer(
+LARGEST_COUNT, LARGEST_FIGURE = 10**9, 1e15
+"""Of options: seeds, nodes and examples; prices and rates."""
+
+
+class Verb(TyperCommand):
+    """A command whose numbers are checked before it runs, so that none overflows where it is used."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run the verb. Raises UserError for a number that is too large, or none."""
+        for name, value in ctx.params.items():
+            most = LARGEST_COUNT if isinstance(value, int) else LARGEST_FIGURE
+            if isinstance(value, int | float) and not abs(value) <= most:
+                shown = (
+                    f"{value:g}" if isinstance(value, float) else f"a number of {len(str(abs(value)))} digits"
+                )
+                raise UserError(
+                    f"got {shown}", where=f"--{name.replace('_', '-')}", expected=f"at most {most:,.0f}"
+                )
+        return super().invoke(ctx)
+
+
+class Verbs(typer.Typer):
+    """The application, whose commands are Verbs."""
+
+    def command(self, *names: Any, **options: Any) -> Any:
+        """Register a verb."""
+        return super().command(*names, **({"cls": Verb} | options))
+
+
+app = Verbs(
     help=HELP,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console(highlight=False, emoji=False)  # a path with `:x:` in it stays as it is
-errors = Console(stderr=True, highlight=False, emoji=False)
+
+
+class SafeConsole(Console):
+    """A console on which nothing from outside moves the cursor, changes colours or talks to the terminal: control
+    characters in what is shown are escaped. Those of rich itself are no text, and stay."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, **options)  # a path with `:x:` in it stays as it is
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Escape before the text is laid out, so that tables keep their columns."""
+        return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Escape whatever else was put together, such as panels and progress bars."""
+        for segment in super().render(renderable, options):
+            shown = segment.text if segment.control else printable(segment.text)
+            yield segment if shown == segment.text else Segment(shown, segment.style)
+
+
+console = SafeConsole()
+errors = SafeConsole(stderr=True)
 """For progress beside what a verb says on its output."""
 
 Recipe = Annotated[
@@ -118,5 +172,15 @@ def first_rank() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line as it is."""
+    """Print a line as it is, but for control characters."""
     console.print(escape(text), soft_wrap=True)
+
+
+def say_plainly(text: str, end: str = "\n") -> None:
+    """Print lines without rich, which other programs may read; control characters are escaped."""
+    print(printable(text), end=end)
+
+
+def say_json(values: Any, *, sort_keys: bool = False) -> None:
+    """Print values as JSON."""
+    print(shown_json(values, sort_keys))

@@ -2,11 +2,14 @@
 
 import os
 import sys
+import traceback
+from types import TracebackType
 
 import typer
 
 import launch.verbs  # noqa: F401  registers them
 from data_pipeline.errors import UserError
+from data_pipeline.io.redact import printable
 from launch.app import app, first_rank
 from launch.compile_caches import compile_caches
 from launch.ranks import end_with_supervisor
@@ -14,6 +17,7 @@ from launch.ranks import end_with_supervisor
 
 def main() -> None:
     """Run the command line: exit code 2 and one line for what a person can fix, 130 after Ctrl-C."""
+    sys.excepthook = _show_traceback
     end_with_supervisor(os.environ)
     os.environ.update(compile_caches(os.environ))  # of this process, and of the ranks that it starts
     if (
@@ -41,10 +45,16 @@ def main() -> None:
         fail(f"{usage()} (see `{context.command_path if context else 'maskmill'} --help`)", 2)
 
 
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what Python prints of an error that nobody foresaw, with control characters escaped."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(printable(text), end="", file=sys.stderr, flush=True)
+
+
 def fail(line: str, code: int) -> None:
     """Prints `maskmill: line` to stderr, if there is something to say, and ends the process."""
     if line:
-        print(f"maskmill: {line}", file=sys.stderr, flush=True)
+        print(printable(f"maskmill: {line}"), file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 

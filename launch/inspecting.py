@@ -1,6 +1,5 @@
 """Print what `maskmill inspect` shows: the linter's report or examples of shards, or the type of anything else."""
 
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +11,7 @@ from data_pipeline.shards.index import INDEX, Index
 from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.inspect.show_examples import printed_examples
 from data_pipeline.shards.inspect.text import report
-from launch.app import errors, no_such_folder
+from launch.app import errors, no_such_folder, say_json, say_plainly
 from launch.progress import late_stages, waiting
 from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import phase_of_shards
@@ -34,7 +33,7 @@ def inspect_path(
         index = Index.load(path)
         if examples:
             for example in printed_examples(index, split, examples, as_json):
-                print(example)
+                say_plainly(example)
         else:
             _inspect_shards(index, console, as_json, batch, config)
         return
@@ -61,7 +60,7 @@ def _inspect_shards(
             plan["examples"] = batch_sizes(config).before(train.steps)
     facts = lint(index, late_stages(errors), batch, plan)
     if as_json:
-        print(json.dumps(facts, indent=1, sort_keys=True))
+        say_json(facts, sort_keys=True)
         return
     lines = [f"shards {index.folder}", "", report(facts)]
     if index.train.examples:

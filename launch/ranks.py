@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from data_pipeline.io.redact import printable
 from pretrain.distributed.watchdog import stage_in
 
 GLIBC_ENVIRONMENT = {
@@ -68,14 +69,13 @@ def start_ranks(
             if failed is None:
                 return 0
             if failed.said():
-                print(failed.said(), file=sys.stderr)
+                print(printable(failed.said()), file=sys.stderr)
             code = failed.code if failed.code > 0 else 128 - failed.code
             if code in QUIET_CODES or signals.received or attempt == restarts:
                 break
             how_often = f"restart {attempt + 1} of {restarts} in {restart_delay:g} s"
-            print(
-                f"maskmill: restarting from the newest checkpoint: {how_often}", file=sys.stderr, flush=True
-            )
+            line = f"maskmill: restarting from the newest checkpoint: {how_often}"
+            print(printable(line), file=sys.stderr, flush=True)
             if signals.wait(restart_delay):
                 return STOPPED
     return code
@@ -237,7 +237,7 @@ def _supervise(ranks: list[_Rank]) -> _Rank | None:
     if running and failed is None:
         late = ", ".join(str(rank.number) for rank in running)
         said = f"maskmill: still there {KILL_AFTER_END_SECONDS:g} s after others had ended, and killed: rank {late}"
-        print(said, file=sys.stderr)
+        print(printable(said), file=sys.stderr)
     ended = [rank for rank in ranks if rank not in running]
     end_all(running)
     mistaken = next((rank for rank in ranks if rank.code == REFUSED), None)

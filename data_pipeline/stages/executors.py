@@ -35,7 +35,8 @@ class Share(NamedTuple):
     def parsed(cls, text: str) -> "Share":
         """Parse a share such as `3/16`. Raises UserError for anything else."""
         number, slash, of = text.partition("/")
-        if slash and number.isdecimal() and of.isdecimal() and int(number) < int(of):
+        is_small = len(number) <= 9 and len(of) <= 9
+        if slash and is_small and number.isdecimal() and of.isdecimal() and int(number) < int(of):
             return cls(int(number), int(of))
         raise UserError(
             f"cannot read {text!r}",

@@ -1,13 +1,12 @@
 """Define the verb that checks the machine: doctor."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from launch.app import app, console, errors
+from launch.app import app, console, errors, say_json
 
 MARKS = {"ok": "[green]ok     [/green]", "note": "[yellow]note   [/yellow]", "missing": "[red]missing[/red]"}
 
@@ -33,7 +32,7 @@ def doctor(
     with errors.status("looking at this machine") as shown:
         found = examine(folder, lambda what: shown.update(f"looking at {what}"))
     if as_json:
-        print(json.dumps([finding._asdict() for finding in found], indent=1))
+        say_json([finding._asdict() for finding in found])
     else:
         for finding in found:
             remedy = f"\n          do: {escape(finding.remedy)}" if finding.remedy else ""

@@ -52,6 +52,7 @@ Seeds = Annotated[
     int,
     typer.Option(
         min=1,
+        max=10_000,
         help="Fine-tune with the seeds 1 to this number; medians are shown. Tasks without training have one score,"
         " and so many encoders of random weights beside it.",
     ),

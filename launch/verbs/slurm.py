@@ -1,6 +1,5 @@
 """Define the verb that submits a recipe to a cluster: slurm."""
 
-import json
 import os
 import shlex
 import sys
@@ -9,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from launch.app import Overrides, Recipe, app, errors, say
+from launch.app import Overrides, Recipe, app, errors, say, say_json, say_plainly
 from launch.progress import waiting
 from launch.settings import completion
 
@@ -77,12 +76,12 @@ def slurm(
         found = chain(Request(config, recipe, overrides or [], size), [s for s in stages.split(",") if s])
     found = Chain(with_options(found.jobs, sbatch or []), found.skipped)
     if not submit:
-        print(as_script(found, command_for_jobs(os.environ)), end="")
+        say_plainly(as_script(found, command_for_jobs(os.environ)), end="")
         return
     run = Path(config.run.dir)
     submitted = submit_jobs(found, jobs_environment(), run, shlex.join(["maskmill", *sys.argv[1:]]))
     if as_json:
-        print(json.dumps({"jobs": submitted, "skipped": found.skipped}, indent=1))
+        say_json({"jobs": submitted, "skipped": found.skipped})
         return
     for stage, words in found.skipped.items():
         say(f"{stage}: nothing to do, {words}")

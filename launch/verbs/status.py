@@ -1,12 +1,11 @@
 """Define the verb that tells how a run is: status."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from launch.app import Overrides, Run, app, run_folder_of, say
+from launch.app import Overrides, Run, app, run_folder_of, say, say_json
 
 
 @app.command()
@@ -30,6 +29,6 @@ def status(
     again = command_again(found, " ".join([source, *(overrides or [])]))
     if as_json:
         facts = asdict(found) | {"folder": str(found.folder), "next": what_next(found, again)}
-        print(json.dumps(facts, indent=1, sort_keys=True))
+        say_json(facts, sort_keys=True)
     else:
         say(in_words(found, again))

@@ -53,7 +53,7 @@ def study(
         ),
     ] = None,
     form: Annotated[str, typer.Option(help="hour: the central arms on two cores; long: all of it.")] = "hour",
-    seeds: Annotated[int, typer.Option(min=0, help="Seeds of each arm; 0: the form's.")] = 0,
+    seeds: Annotated[int, typer.Option(min=0, max=10_000, help="Seeds of each arm; 0: the form's.")] = 0,
     arms: Annotated[str, typer.Option(help="Only these arms, as A,B.")] = "",
     out: Annotated[Path | None, typer.Option(help="Folder of the study; default: runs/study-STUDY.")] = None,
     data: Annotated[Path | None, typer.Option(help="The files of tasks: a folder for each of them.")] = None,

@@ -1,6 +1,5 @@
 """Define the verbs of training: train, plan."""
 
-import json
 import shlex
 import sys
 from contextlib import nullcontext
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from data_pipeline.errors import UserError
-from launch.app import Overrides, Recipe, app, console, errors, first_rank, say
+from launch.app import Overrides, Recipe, app, console, errors, first_rank, say, say_json
 from launch.progress import waiting
 from launch.settings import completion
 
@@ -97,7 +96,8 @@ def plan(
         ),
     ] = "h100",
     network: Annotated[
-        float, typer.Option(help="Gbit/s a GPU has to other machines; 0: what such machines usually have.")
+        float,
+        typer.Option(help="Gbit/s a GPU has to other machines; 0: what such machines usually have.", min=0),
     ] = 0.0,
     utilisation: Annotated[
         float,
@@ -131,7 +131,7 @@ def plan(
 
         found = forecast_phases(config, Cluster(nodes, gpus, gpu_named(gpu, network)), utilisation)
     if as_json:
-        print(json.dumps(phases_as_values(found, price_per_hour), indent=1))
+        say_json(phases_as_values(found, price_per_hour))
     else:
         show_phases(found, config.zero.stage, console, price_per_hour)
 

@@ -3,7 +3,6 @@
 Every hash is verified: what is shown is what was written. Shards are described by data_pipeline/shards/inspect/scan.py.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.redact import shown_json
 from pretrain.checkpoint.store import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.distributed.world import World
 from pretrain.evaluate.baselines import with_majority
@@ -29,7 +29,7 @@ from pretrain.run.tolerant_json import is_number
 def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> None:
     """Print the facts of `describe` about `path`. Raises UserError if a checkpoint is damaged."""
     if as_json:
-        print(json.dumps(facts, indent=1, sort_keys=True))
+        print(shown_json(facts, sort_keys=True))
     elif facts["kind"] == "run":
         _show_run(facts, path, console)
     else:

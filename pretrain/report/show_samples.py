@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from data_pipeline.io.redact import printable
 from pretrain.evaluate.samples import Sample, write_samples
 from pretrain.report.html.page import REPORT, render
 from pretrain.run.folder import SAMPLES
@@ -16,4 +17,4 @@ def show_samples(run: Path, step: int, samples: list[Sample], held_out: bool) ->
         if (run / REPORT).is_file():
             render(run)
     except OSError as error:
-        print(f"maskmill: WARNING: {run / SAMPLES}: {error.strerror}", file=sys.stderr)
+        print(printable(f"maskmill: WARNING: {run / SAMPLES}: {error.strerror}"), file=sys.stderr)

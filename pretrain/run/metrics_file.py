@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import write_whole, writing
+from data_pipeline.io.redact import printable
 from pretrain.run.atomic_write import append
 from pretrain.run.tolerant_json import is_number, object_of
 from pretrain.run.uploaded import lines_were_cut
@@ -70,7 +71,8 @@ class JsonLines:
             self._waiting.clear()
         except OSError as error:
             waiting = f"{len(self._waiting)} lines wait for the next one"
-            print(f"maskmill: WARNING: {self._path}: {error.strerror}; {waiting}", file=sys.stderr)
+            line = f"maskmill: WARNING: {self._path}: {error.strerror}; {waiting}"
+            print(printable(line), file=sys.stderr)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -26,8 +26,8 @@ def printed_examples(index: Index, split: str, count: str, as_json: bool) -> Ite
     UserError for an invalid count or split."""
     if split not in index.splits:
         raise UserError(f"no split {split!r}", where=index.folder, expected=", ".join(index.splits))
-    if count != "all" and not (count.isascii() and count.isdecimal()):
-        raise UserError(f"--examples {count}", expected="a number, or all")
+    if count != "all" and not (count.isascii() and count.isdecimal() and len(count) <= 18):
+        raise UserError(f"got {count}", where="--examples", expected="a number, or all")
     left = index.splits[split].examples if count == "all" else int(count)
     words = [] if as_json else words_of(index)
     names = label_meanings(index.settings.get("sequences"))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import first_line
+from data_pipeline.io.redact import printable
 from pretrain.monitoring.wandb.points import Bars
 from pretrain.monitoring.wandb.run_identity import Stage
 
@@ -172,12 +173,12 @@ def within(seconds: float, call: Callable[[], object], otherwise: str) -> None:
 
 def tell(text: str) -> None:
     """Print a line for the user; of a rank, only stdout is shown."""
-    print(f"maskmill: {text}", flush=True)
+    print(printable(f"maskmill: {text}"), flush=True)
 
 
 def warn(text: str) -> None:
     """Print a warning for the user; of a rank, only stdout is shown."""
-    print(f"maskmill: WARNING: {text}", flush=True)
+    print(printable(f"maskmill: WARNING: {text}"), flush=True)
 
 
 def _wandb() -> Any:
