@@ -5,10 +5,10 @@ from dataclasses import fields
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from data_pipeline.errors import UserError, first_line, one_error
+from data_pipeline.errors import UserError, one_error
 from launch.settings.overrides import parse_override, whole
+from pretrain.config.schema import merged, typed
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 
 
@@ -28,11 +28,9 @@ def read_changes(overrides: list[str]) -> dict[str, Any]:
                     where="command line",
                 )
             value = whole(value) if names[key] is int else value
-            typed = OmegaConf.merge(OmegaConf.structured(EvaluationSettings), {key: value})
-            found = getattr(OmegaConf.to_object(typed), key)
+            base = OmegaConf.structured(EvaluationSettings)
+            found = getattr(typed(merged(base, {key: value}, "command line"), "command line"), key)
             changes[key] = changes.get(key, {}) | found if isinstance(found, dict) else found
-        except OmegaConfBaseException as error:
-            wrong.append(UserError(f"{key}: {first_line(error)}", where="command line"))
         except UserError as error:
             wrong.append(error)
     if wrong:

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from data_pipeline.errors import UserError
+from pretrain.config.safe_yaml import refuse_odd
 from pretrain.preflight.ranges import value_of
 from pretrain.run.folder import CONFIG, read_config
 
@@ -17,6 +18,7 @@ def with_folder_settings(merged: DictConfig, given: set[str]) -> DictConfig:
     """
     source = os.path.expanduser(str(merged.init_from))
     stated = _stated(source, os.path.expanduser(str(merged.run.dir))) if source else {}
+    refuse_odd(stated, f"init_from={source}")
     differing = [
         f"{key}={OmegaConf.select(merged, key)} (there: {value})"
         for key, value in stated.items()

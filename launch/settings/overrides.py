@@ -5,12 +5,13 @@ from typing import Any
 import yaml
 
 from data_pipeline.errors import UserError
-from pretrain.config.safe_yaml import check_shape
+from pretrain.config.safe_yaml import check_shape, refuse_odd
 
 
 def parse_override(override: str) -> dict[str, Any]:
     """Return {"a": {"b": "value"}} of a.b=value; a list where the value is in brackets, else a text. Raises UserError
     for anything else."""
+    refuse_odd(override, "command line")
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(
@@ -25,6 +26,7 @@ def parse_override(override: str) -> dict[str, Any]:
             raise UserError(
                 f"cannot read {override!r}", where="command line", expected=f"{key}=[a, b]"
             ) from None
+        refuse_odd(value, "command line", key)  # escapes in quotes are read by now
     for part in reversed(key.split(".")):
         value = {part: value}
     return value

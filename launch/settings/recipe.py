@@ -10,11 +10,9 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from data_pipeline.errors import UserError, first_line, one_error
+from data_pipeline.errors import UserError, one_error
 from launch.recipes import RECIPES, recipe_names
 from launch.settings.folder import with_folder_settings
 from launch.settings.named_file import find_named, is_file
@@ -27,7 +25,7 @@ from launch.settings.recipe_phases import (
 )
 from pretrain.config.phases import leaves, one_length, phases_of
 from pretrain.config.safe_yaml import load_yaml
-from pretrain.config.schema import schema
+from pretrain.config.schema import merged, schema, typed
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import registered
 from pretrain.preflight.validate import wrong_settings
@@ -35,15 +33,11 @@ from pretrain.preflight.validate import wrong_settings
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:
     """Load the run that `recipe` and `overrides` describe. Raises UserError for any mistake in them."""
-    merged, chain = schema(), recipe_values(find_recipe(recipe))
+    settings, chain = schema(), recipe_values(find_recipe(recipe))
     for path, values in chain:
-        merged = _merge(merged, values, where=str(path))
-    merged = _with_overrides(merged, overrides)
-    merged = with_folder_settings(merged, _given(chain, overrides))
-    try:
-        config = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        raise UserError(first_line(error), where=recipe) from None
+        settings = _merge(settings, values, where=str(path))
+    settings = _with_overrides(settings, overrides)
+    config = typed(with_folder_settings(settings, _given(chain, overrides)), recipe)
     assert isinstance(config, RunConfig)
     _complete(config)
     phases: list[dict[str, Any]] = []
@@ -70,18 +64,18 @@ def _given(chain: list[tuple[Path, dict[str, Any]]], overrides: list[str]) -> se
     return keys | {override.partition("=")[0] for override in overrides}
 
 
-def _with_overrides(merged: DictConfig, overrides: list[str]) -> DictConfig:
+def _with_overrides(settings: DictConfig, overrides: list[str]) -> DictConfig:
     """Merge the pairs of the command line. Raises UserError that lists all invalid ones."""
     check_one_length(overrides)
     wrong = []
     for override in overrides:
         try:
-            merged = _merge(merged, parse_override(override), where="command line")
+            settings = _merge(settings, parse_override(override), where="command line")
         except UserError as error:
             wrong.append(error)
     if wrong:
         raise one_error(wrong, where="command line")
-    return merged
+    return settings
 
 
 def _complete(config: RunConfig) -> None:
@@ -129,16 +123,7 @@ def recipe_values(path: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = OmegaConf.to_container(load_yaml(path))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(
-            f"not YAML: {getattr(error, 'problem', None) or error}", where=f"{path}{line}"
-        ) from None
-    except (OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot be read: {first_line(error)}", where=path) from None
+    values = load_yaml(path)
     if not isinstance(values, dict):
         raise UserError("not a recipe", where=path, expected="a mapping of settings")
     return {str(key): value for key, value in values.items()}
@@ -160,11 +145,7 @@ def _merge(config: DictConfig, values: dict[str, Any], where: str) -> DictConfig
     values = _checked(values, RunConfig, "", where)
     if "phases" not in values:
         check_not_in_phases(phases, values, where)
-    try:
-        return OmegaConf.unsafe_merge(config, one_length(values))  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", "") or ""
-        raise UserError(f"{key}: {first_line(error)}", where=where) from None
+    return merged(config, one_length(values), where)
 
 
 def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> dict[str, Any]:

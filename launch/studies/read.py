@@ -6,11 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from data_pipeline.errors import UserError, first_line
+from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.settings import settings_affecting_bytes
 from launch.settings.evaluation import read_changes
@@ -30,10 +26,7 @@ from pretrain.evaluate.studies.parse import flat, parse_design
 def read_design(study: str, changes: Changes) -> Design:
     """Return the study that a shipped name or a YAML path names. Raises UserError for any mistake in it."""
     path = find_study(study)
-    try:
-        values = OmegaConf.to_container(load_yaml(path))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot be read: {first_line(error)}", where=path) from None
+    values = load_yaml(path)
     if not isinstance(values, dict):
         raise UserError("not a study", where=path, expected="a mapping: title, question, recipe, arms")
     named = {str(key): value for key, value in values.items()}

@@ -17,12 +17,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from data_pipeline.errors import UserError
 from data_pipeline.settings import AFFECTING_MASKS, DataSettings, settings_affecting_bytes
-from pretrain.config.schema import schema
+from pretrain.config.schema import merged, schema, typed
 from pretrain.config.settings import RunConfig
 
 MAY_DIFFER = (
@@ -219,12 +216,8 @@ def _changed(config: RunConfig, changes: dict[str, Any], name: str) -> RunConfig
                 expected=f"{', '.join(MAY_DIFFER)}; of data all but {', '.join(SHARED)}",
                 remedy="set it outside the phases, for all of them",
             )
-    try:
-        merged = OmegaConf.merge(schema(), asdict(replace(config, phases=[])), one_length(settings))
-        result = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        key = getattr(error, "full_key", "") or ""
-        raise UserError(f"{key}: {line}", where=f"phase {name}") from None
+    where = f"phase {name}"
+    base = merged(schema(), asdict(replace(config, phases=[])), where)
+    result = typed(merged(base, one_length(settings), where), where)
     assert isinstance(result, RunConfig)
     return result

@@ -52,10 +52,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 DISTILLED = ("distilbert", "distilroberta")
 """Objectives with DistillationSettings."""
 
+MOST = 10**15
+"""Maximum of what has no other: beyond it doubles no longer hold every integer, and sums leave 64 bits."""
 RANGES: dict[str, tuple[float, float]] = {
     "vocabulary.size": (16, 2**31),
-    "vocabulary.min_frequency": (0, math.inf),
-    "vocabulary.sample_mb": (1, math.inf),
+    "vocabulary.min_frequency": (0, MOST),
+    "vocabulary.sample_mb": (1, MOST),
     "vocabulary.new_words": (1, 2**31),
     "vocabulary.min_gain": (0, 1_000_000),
     "data.seed": (0, 2**63),
@@ -71,46 +73,46 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.smoothing": (0, 10),
     "data.bin_width": (0, 65_535),
     "data.held_out": (0, 0.9),
-    "data.min_donors": (2, math.inf),
-    "data.shard_tokens": (1, math.inf),
+    "data.min_donors": (2, MOST),
+    "data.shard_tokens": (1, MOST),
     "data.block_examples": (1, 65_536),
     "data.streams": (0, 65_536),
     "data.workers": (0, 4096),
     "run.ranks": (1, 65_536),
     "run.threads": (0, 4096),
     "run.seed": (0, 2**63),
-    "run.stop_after": (0, math.inf),
+    "run.stop_after": (0, MOST),
     "run.restarts": (0, 1_000_000),
     "run.restart_delay": (0, 86_400),
     "run.step_limit": (0, 1_000_000),
     "run.stage_limit": (0, 1_000_000),
     "run.folder_wait": (0, 86_400),
-    "train.steps": (0, math.inf),
+    "train.steps": (0, MOST),
     "train.minutes": (0, 10_000_000),  # 19 years
-    "train.global_batch": (1, math.inf),
-    "train.batch_ramp": (0, math.inf),
-    "train.batch_ramp_from": (0, math.inf),
-    "train.micro_batch": (0, math.inf),
-    "train.clip": (0, math.inf),
-    "train.eval_every": (0, math.inf),
-    "train.eval_examples": (1, math.inf),
-    "train.probe_every": (0, math.inf),
-    "train.checkpoint_every": (0, math.inf),
-    "checkpoint.keep": (1, math.inf),
-    "checkpoint.keep_every": (0, math.inf),
-    "train.log_every": (1, math.inf),
-    "train.spike_sigma": (0.1, math.inf),
+    "train.global_batch": (1, MOST),
+    "train.batch_ramp": (0, MOST),
+    "train.batch_ramp_from": (0, MOST),
+    "train.micro_batch": (0, MOST),
+    "train.clip": (0, MOST),
+    "train.eval_every": (0, MOST),
+    "train.eval_examples": (1, MOST),
+    "train.probe_every": (0, MOST),
+    "train.checkpoint_every": (0, MOST),
+    "checkpoint.keep": (1, MOST),
+    "checkpoint.keep_every": (0, MOST),
+    "train.log_every": (1, MOST),
+    "train.spike_sigma": (0.1, MOST),
     "train.spike_window": (4, 1_000_000),
-    "zero.sub_group_size": (1, math.inf),
-    "optim.lr": (0, math.inf),
+    "zero.sub_group_size": (1, MOST),
+    "optim.lr": (0, MOST),
     "optim.eps": (0, 1),
-    "optim.weight_decay": (0, math.inf),
+    "optim.weight_decay": (0, MOST),
     "optim.muon_momentum": (0, 0.9999),
     "optim.muon_iterations": (1, 99),
-    "optim.muon_lr_ratio": (0, math.inf),
-    "schedule.warmup": (0, math.inf),
-    "schedule.power": (0, math.inf),
-    "schedule.decay": (0, math.inf),
+    "optim.muon_lr_ratio": (0, MOST),
+    "schedule.warmup": (0, MOST),
+    "schedule.power": (0, MOST),
+    "schedule.decay": (0, MOST),
     "schedule.decay_to": (0, 1),
     "encoder.layers": (1, 10_000),
     "encoder.hidden": (1, 1_000_000),
@@ -123,8 +125,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "encoder.attention_dropout": (0, 0.99),
     "encoder.attention_output_dropout": (-1, 0.99),
     "encoder.max_positions": (8, 65_535),
-    "encoder.rope_theta": (1, math.inf),
-    "encoder.local_rope_theta": (1, math.inf),
+    "encoder.rope_theta": (1, MOST),
+    "encoder.local_rope_theta": (1, MOST),
     "encoder.global_every": (1, 10_000),
     "encoder.local_attention": (2, 131_072),
     "encoder.segments": (0, 65_535),
@@ -132,17 +134,13 @@ RANGES: dict[str, tuple[float, float]] = {
     "encoder.initializer_range": (0, 10),
     "objective.electra.generator_share": (0.001, 1),
     "objective.electra.generator_layers": (0, 10_000),
-    "objective.electra.discriminator_weight": (0, math.inf),
+    "objective.electra.discriminator_weight": (0, MOST),
     **{f"objective.{name}.temperature": (0.01, 1000) for name in DISTILLED},
-    **{
-        f"objective.{name}.{term}_weight": (0, math.inf)
-        for name in DISTILLED
-        for term in ("soft", "mlm", "cos")
-    },
+    **{f"objective.{name}.{term}_weight": (0, MOST) for name in DISTILLED for term in ("soft", "mlm", "cos")},
     "objective.xlnet.memory_length": (0, 65_535),
-    "monitor.trust_ratios_every": (0, math.inf),
-    "monitor.alert_every": (0, math.inf),
-    "monitor.peak_tflops": (0, math.inf),
+    "monitor.trust_ratios_every": (0, MOST),
+    "monitor.alert_every": (0, MOST),
+    "monitor.peak_tflops": (0, MOST),
 }
 """Minimum and maximum of each number; data.masked_lm_prob and data.max_predictions are checked by MaskBudget."""
 
@@ -152,10 +150,10 @@ def out_of_range(key: str, value: Any) -> str:
     if key in CHOICES and value not in CHOICES[key]:
         return f"{key} must be one of {', '.join(map(str, CHOICES[key]))}, got {value}"
     low, high = RANGES.get(key, (-math.inf, math.inf))
-    if key not in RANGES or (low <= value <= high and value < math.inf):
+    if key not in RANGES or low <= value <= high:
         return ""
-    finite = ", and finite" if value == high == math.inf else ""
-    return f"{key} must be {f'at least {low}' if high == math.inf else f'in [{low}, {high}]'}{finite}, got {value}"
+    is_too_small = high == MOST and not value > high
+    return f"{key} must be {f'at least {low}' if is_too_small else f'in [{low}, {high}]'}, got {value}"
 
 
 def value_of(config: RunConfig, key: str) -> Any:

@@ -16,15 +16,11 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import SEAL, seal_holds, sealed_json
 from data_pipeline.io.files import write_whole
 from pretrain.config.safe_yaml import parse_yaml
-from pretrain.config.schema import schema
+from pretrain.config.schema import merged, schema, typed
 from pretrain.config.settings import RunConfig
 from pretrain.run.metrics_file import wrong_figure
 from pretrain.run.tolerant_json import is_count, is_number, object_of, table
@@ -91,11 +87,10 @@ def read_config(run: Path) -> RunConfig:
 
 def parsed_config(text: str, where: object) -> RunConfig:
     """Parse `text`, that of a config.yaml. Raises UserError."""
-    try:
-        merged = OmegaConf.merge(schema(), parse_yaml(text))
-        config = OmegaConf.to_object(merged)
-    except (ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"malformed: {error}", where=where) from None
+    values = parse_yaml(text, where)
+    if not isinstance(values, dict):
+        raise UserError("malformed", where=where, expected="a mapping of settings")
+    config = typed(merged(schema(), values, where), where)
     assert isinstance(config, RunConfig)
     return config
 

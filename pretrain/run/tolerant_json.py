@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
+from data_pipeline.errors import UserError
 from pretrain.config.safe_yaml import load_yaml
 
 LARGEST = 2.0**62
@@ -89,7 +86,7 @@ def read(path: Path, reader: Callable[[Path], Any], fallback: Any, complaints: l
         return fallback
     try:
         value = reader(path)
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, RecursionError, UserError) as error:
         reason = " ".join(str(error).split())[:160]
         complaints.append(f"{path.name} cannot be read ({type(error).__name__}: {reason}).")
         return fallback
@@ -105,9 +102,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read the YAML in `path` without resolving interpolations, which may name environment variables. Raises what
-    OmegaConf raises: for `read`."""
-    return OmegaConf.to_container(load_yaml(path), resolve=False)
+    """Read the YAML in `path`. Raises UserError: for `read`."""
+    return load_yaml(path)
 
 
 def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:

@@ -278,7 +278,7 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("train.steps=0", "settings: train.steps must be at least 1, got 0"),
         ("train.minutes=-1", "train.minutes must be in [0, 10000000], got -1"),
         ("train.minutes=inf", "train.minutes must be in [0, 10000000], got inf"),
-        ("optim.lr=1e999", "optim.lr must be at least 0, and finite, got inf"),
+        ("optim.lr=1e999", "optim.lr must be in [0, 1000000000000000], got inf"),
         ("train.replay=runs/old", "train.replay=runs/old without train.minutes"),
         ("train=3", "train is a group of settings"),
         ("train.steps.x=3", "train.steps is one setting"),
@@ -391,7 +391,7 @@ def test_exact_mode_does_not_keep_languages_apart() -> None:
         ("extends: nobody", "no such recipe"),
         ("trian: {steps: 3}", "unknown key trian"),
         ("train: {steps: null}", "has no value"),
-        ("run: {dir: '${oc.env:NO_SUCH_VARIABLE}'}", "NO_SUCH_VARIABLE"),
+        ("run: {dir: '${oc.env:NO_SUCH_VARIABLE}'}", "interpolation"),
     ],
 )
 def test_a_bad_recipe_is_one_line_that_names_the_file(tmp_path: Path, text: str, said: str) -> None:
