@@ -20,7 +20,7 @@ def inspect(
         str, typer.Option(help="Print so many examples, or `all`, one a line with --json.")
     ] = "",
     split: Annotated[str, typer.Option(help="Which examples: train or held_out.")] = "train",
-    batch: Annotated[int, typer.Option(help="Examples of a batch whose padding is counted.", min=1)] = 32,
+    batch: Annotated[int, typer.Option(help="Examples of a batch whose padding is counted.")] = 32,
     recipe: Annotated[
         str, typer.Option(help="A recipe, changed by KEY=VALUE: how often it reads the shards.")
     ] = "",

@@ -3,9 +3,9 @@
 The ranks check the same again, since a launcher may have started them elsewhere.
 """
 
-from functools import partial
 from pathlib import Path
 
+from data_pipeline.io.redact import printable
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import sees_gpus
@@ -23,7 +23,7 @@ def check_start(config: RunConfig) -> str:
     UserError for anything the ranks would reject. Writes nothing."""
     _check_gpus(config.run.ranks)
     plans = check_run(config, config.run.ranks)
-    check_folder(config, plans, say=partial(print, flush=True))
+    check_folder(config, plans, say=lambda line: print(printable(line), flush=True))
     folder = Path(config.run.dir)
     if is_finished(folder):
         return f"{config.run.dir}: finished at step {steps_done(folder):,}; nothing to do"
