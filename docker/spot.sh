@@ -4,7 +4,7 @@
 #     docker/spot.sh aws docker stop --time 110 maskmill &
 #
 # Each cloud announces it to the machine alone: aws (spot interruption) two minutes before, gcp
-# (preemption) and azure (Preempt) 30 seconds before. `docker stop` sends SIGTERM: the ranks agree on a step, save a
+# (preemption) and azure (Preempt, with this machine among the event's Resources) 30 seconds before. `docker stop` sends SIGTERM: the ranks agree on a step, save a
 # checkpoint and end with exit code 3.
 #
 #     METADATA   where the machine asks        http://169.254.169.254
@@ -26,9 +26,19 @@ gcp() {
   "${ask[@]}" --header 'Metadata-Flavor: Google' "$metadata/computeMetadata/v1/instance/preempted" | grep -qx TRUE
 }
 
+# The document is that of all machines of the scale set or availability set: an event is for those that its Resources name.
 azure() {
-  "${ask[@]}" --header 'Metadata: true' "$metadata/metadata/scheduledevents?api-version=2020-07-01" |
-    grep -q '"EventType": *"Preempt"'
+  local events
+  if [[ -z ${name:-} ]]; then
+    name=$("${ask[@]}" --header 'Metadata: true' "$metadata/metadata/instance/compute/name?api-version=2021-02-01&format=text") || {
+      echo "spot.sh: $metadata does not say what this machine is called" >&2
+      return 1
+    }
+  fi
+  events=$("${ask[@]}" --header 'Metadata: true' "$metadata/metadata/scheduledevents?api-version=2020-07-01") || return 1
+  # an event a line: they hold no other objects
+  tr -d '\r\n' <<<"$events" | grep -o '{[^{}]*}' | grep -E '"EventType" *: *"Preempt"' |
+    grep -oE '"Resources" *: *\[[^]]*\]' | grep -qiF "\"$name\""
 }
 
 case $cloud in

@@ -27,6 +27,7 @@ from pretrain.run.tolerant_json import table
 SCRIPTS = Path(__file__).parents[1] / "sbatch"
 """A link to the folder slurm/ of the sources; in an installed package, its scripts."""
 _FOR = re.compile(r"([a-z_]+):(-.*)", re.DOTALL)
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _MEMORY = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 ANSWER_SECONDS = 60.0
 """Time limit of sbatch and the other Slurm commands, in seconds."""
@@ -134,8 +135,8 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
 
     The run folder records that with `command`, for `maskmill status`, from the first job on, so the jobs are known
     however this process ends. Raises UserError if jobs submitted earlier for this run are alive, and if sbatch
-    refuses one. On any error, the submitted jobs are cancelled; if that fails, a UserError names these jobs, and the
-    run folder keeps them."""
+    refuses one, or says of one that it would not start: all are asked for with --test-only first. On any error, the
+    submitted jobs are cancelled; if that fails, a UserError names these jobs, and the run folder keeps them."""
     if shutil.which("sbatch", path=environment.get("PATH")) is None:
         raise UserError(
             "sbatch is not found",
@@ -145,6 +146,8 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
         )
     if chain.jobs:
         _refuse_live_job(run, environment)
+    for job in chain.jobs:
+        _check_starts(job, environment)
     place, submitted = run / SUBMITTED, list[dict[str, Any]]()
     before = place.read_bytes() if place.is_file() else None
     try:
@@ -192,6 +195,53 @@ def _refuse_live_job(run: Path, environment: Mapping[str, str]) -> None:
             where=run,
             remedy=f"wait for them, or scancel {' '.join(alive)}",
         )
+
+
+def _check_starts(job: Job, environment: Mapping[str, str]) -> None:
+    """Raise UserError if Slurm has no node for what the job asks for, partition, limits and options included, or if the
+    signal of its time limit leaves no time for a step. Without --test-only such a job may wait for ever."""
+    command = arguments(job, "")
+    done = _asked([command[0], "--test-only", *command[1:]], {**environment, **job.environment})
+    if done.returncode:
+        away = _asked(["sinfo", "--noheader", "--states=down,drain,fail,maint", "--format=%D"], environment)
+        nodes = sum(int(word) for word in away.stdout.split() if word.isdecimal())
+        some = f"once the {nodes} nodes are back that are down or drained now" if nodes else ""
+        raise UserError(
+            f"Slurm would not start the job maskmill-{job.name}: {_one_line(done.stderr or done.stdout)}",
+            where="--submit",
+            expected="a request that some nodes of a partition can hold, within its limits",
+            remedy=f"change it with --nodes, --gpus-per-node or --sbatch{', or try again ' if some else ''}{some}",
+        )
+    limit, lead = _time_limit(job.options), _lead(job)
+    if limit is not None and lead and limit <= lead:
+        raise UserError(
+            f"the time limit of the job maskmill-{job.name} is {limit} s, and its signal comes {lead} s before the end",
+            where="--sbatch",
+            expected=f"more than {lead} s, so that the ranks have time for steps",
+            remedy=f"--sbatch={job.name}:--time=HOURS:MINUTES:SECONDS, or --sbatch={job.name}:--signal=B:USR1@SECONDS",
+        )
+
+
+def _time_limit(options: Sequence[str]) -> int | None:
+    """Return the seconds of the last --time among sbatch's options; None without one, and for one that sbatch reads
+    and this does not, as UNLIMITED."""
+    given = [option.partition("=")[2] for option in options if option.startswith("--time=")]
+    found = _TIME.fullmatch(given[-1]) if given else None
+    if found is None:
+        return None
+    days, rest = found["days"], [int(part) for part in found["rest"].split(":")]
+    if days is None and len(rest) < 3:  # minutes, minutes:seconds
+        rest = [0, *rest]
+    hours, minutes, seconds = [*rest, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _lead(job: Job) -> int:
+    """Return how many seconds before its time limit Slurm signals the job, by its options or its script; 0: never."""
+    header = re.findall(r"^#SBATCH (--signal=\S+)$", (SCRIPTS / job.script).read_text(), re.MULTILINE)
+    signals = [option for option in [*header, *job.options] if option.startswith("--signal=")]
+    found = re.search(r"@(\d+)$", signals[-1]) if signals else None
+    return int(found[1]) if found else 0
 
 
 def _sbatch(command: list[str], environment: Mapping[str, str]) -> str:

@@ -1,10 +1,12 @@
 """docker/spot.sh and a stand-in of each cloud's metadata server: nothing before the notice, the command after it."""
 
+import json
 import os
 import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -18,22 +20,42 @@ ASKED = {  # the header without which the cloud does not answer; what it says be
         "/metadata/scheduledevents?api-version=2020-07-01",
         "Metadata",
         "true",
-        '{"Events": [{"EventType": "Freeze"}]}',
-        '{"Events": [{"EventType": "Preempt"}]}',
+        '{"Events": [{"EventType": "Freeze", "Resources": ["training_1"]}]}',
+        '{"Events": [{"EventType": "Preempt", "Resources": ["training_1"]}]}',
     ),
 }
+NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+"""Where Azure says what this machine is called, as its events name it."""
+
+
+def event(kind: str, *machines: str) -> dict[str, object]:
+    """As Azure's documentation has one."""
+    return {
+        "EventId": "A123BC45", "EventStatus": "Scheduled", "EventType": kind, "ResourceType": "VirtualMachine",
+        "Resources": [*machines], "NotBefore": "Mon, 11 Apr 2022 22:26:58 GMT", "Description": "",
+        "EventSource": "Platform", "DurationInSeconds": -1,
+    }  # fmt: skip
 
 
 class Cloud(BaseHTTPRequestHandler):
     """What a machine is told of itself; the notice comes with the third look."""
 
     looks = 0
+    documents: ClassVar[list[str]] = []
+    """What Azure's scheduled events are, look for look, and the last one from then on; empty: as ASKED has it."""
 
     def do_PUT(self) -> None:
         granted = self.path == "/latest/api/token" and "X-aws-ec2-metadata-token-ttl-seconds" in self.headers
         self.say("secret" if granted else None)
 
     def do_GET(self) -> None:
+        if self.path == NAME and self.headers.get("Metadata") == "true":
+            self.say("training_1")
+            return
+        if Cloud.documents and self.path == ASKED["azure"][0]:
+            Cloud.looks += 1
+            self.say(Cloud.documents[min(Cloud.looks, len(Cloud.documents)) - 1])
+            return
         for path, header, value, before, after in ASKED.values():
             if (path, value) == (self.path, self.headers.get(header)):
                 Cloud.looks += 1
@@ -52,7 +74,7 @@ class Cloud(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metadata() -> Iterator[str]:
-    Cloud.looks = 0
+    Cloud.looks, Cloud.documents = 0, []
     with ThreadingHTTPServer(("127.0.0.1", 0), Cloud) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -77,6 +99,28 @@ def test_the_command_runs_at_the_notice(cloud: str, metadata: str) -> None:
     result = watch(cloud, "echo", "stopped now", METADATA=metadata)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "stopped now"
+    assert Cloud.looks == 3
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [event("Preempt", "training_0")],
+        [event("Preempt", "training_10"), event("Preempt", "other_training_1")],
+        [event("Freeze", "training_1"), event("Preempt", "training_0", "training_2")],
+        [event("Preempt")],
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_azure_event_of_another_machine_stops_nothing(
+    others: list[dict[str, object]], indent: int | None, metadata: str
+) -> None:
+    """A scale set's machines are all told of all events."""
+    mine = event("Preempt", "training_0", "Training_1")
+    documents = [{"DocumentIncarnation": 1, "Events": events} for events in (others, others, [*others, mine])]
+    Cloud.documents = [json.dumps(document, indent=indent) for document in documents]
+    assert watch("azure", "echo", "stopped now", METADATA=metadata).stdout.splitlines()[-1] == "stopped now"
     assert Cloud.looks == 3
 
 

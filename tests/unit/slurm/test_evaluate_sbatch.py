@@ -1,4 +1,5 @@
-"""slurm/evaluate.sbatch with a stand-in for sbatch: an array and a job behind it, and what each of them runs."""
+"""slurm/evaluate.sbatch with a stand-in for sbatch: an array and a job behind it, what each of them runs, and what a task
+that fails does, in the other scripts with arrays as well."""
 
 import os
 import subprocess
@@ -85,4 +86,50 @@ def test_a_requeued_job_replaces_what_it_submitted(environment: dict[str, str]) 
 
 def test_without_a_task_nothing_is_submitted(environment: dict[str, str]) -> None:
     assert run(environment, "models/bert", code=2) == ""
+    assert not Path(environment["TOLD"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "stage"),
+    [
+        ("evaluate", "score"), ("evaluate", "results"), ("prepare", "read"), ("prepare", "plan"), ("study", "first"),
+        ("study", "prepare"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("requeues", [True, False])
+@pytest.mark.parametrize(
+    ("restarts", "codes", "code"), [(0, [0], 0), (0, [1, 0], 0), (0, [137, 2], 2), (1, [1], 1)]
+)
+def test_a_task_that_fails_is_done_once_more(
+    environment: dict[str, str], tmp_path: Path, script: str, stage: str, requeues: bool, restarts: int,
+    codes: list[int], code: int,
+) -> None:  # fmt: skip
+    """Requeued, so that Slurm cancels nothing that waits for it; in place where Slurm requeues no jobs."""
+    (tmp_path / "codes").write_text("".join(f"{number}\n" for number in codes))
+    bodies = {
+        "maskmill": f'cd {tmp_path}; code=$(head -n 1 codes); sed -i 1d codes; echo "$1" >>calls; exit "$code"',
+        "scontrol": f'echo "$*" >>{tmp_path}/requeues; {"kill -s TERM $PPID" if requeues else "exit 1"}',
+    }
+    for name, body in bodies.items():
+        (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin/sleep").symlink_to("/bin/true")
+    task = environment | {"MASKMILL_STAGE": stage, "SLURM_ARRAY_TASK_ID": "3", "SLURMD_NODENAME": "n1"}
+    ends = []
+    for count in range(restarts, restarts + 2):
+        done = subprocess.run(
+            ["bash", str(ROOT / f"slurm/{script}.sbatch"), "demo", "rte"],
+            env=task | ({"SLURM_RESTART_COUNT": str(count)} if count else {}),
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        ends.append(done.returncode)
+        if not ends[-1] < 0:  # ended by itself, not by the requeue
+            break
+    assert ends[-1] == code
+    assert (tmp_path / "calls").read_text().splitlines() == [script] * len(codes)
+    fails_first = restarts == 0 and codes[0] != 0
+    assert (tmp_path / "requeues").exists() is fails_first
+    if fails_first:
+        assert (tmp_path / "requeues").read_text() == "requeue 7\n"
+        assert len(ends) == 1 + requeues
     assert not Path(environment["TOLD"]).exists()

@@ -36,7 +36,13 @@ class Cluster:
         note = f'printf "%s\\0" {words} >>{folder}/told; echo >>{folder}/told'
         count = f"n=$(wc -l <{folder}/number); echo >>{folder}/number"
         refuse = 'if [[ "$*" == *partition=refused* ]]; then echo "invalid partition" >&2; exit 1; fi'
-        self._write("sbatch", f"{note}; {refuse}; {count}; echo $((n + 100))")
+        never = (
+            'if [[ "$*" == *nodes=99* ]]; then echo "allocation failure: Requested node configuration is not '
+        )
+        never += f'available" >&2; exit 1; fi; echo "$*" >>{folder}/tested; exit'
+        test_only = f'if [[ "$1" == --test-only ]]; then {never}; fi'
+        self._write("sbatch", f"{test_only}; {note}; {refuse}; {count}; echo $((n + 100))")
+        self._write("sinfo", 'echo "$AWAY"')
         self._write("scancel", note)
         self.squeue("")
         (folder / "number").write_text("")
@@ -441,6 +447,65 @@ def test_a_folder_without_a_vocabulary_in_it_is_no_vocabulary(tmp_path: Path) ->
     (tmp_path / "vocab/.gitkeep").touch()
     (tmp_path / "vocab/vocab.txt.partial").write_text("[PAD]")
     assert names(chain(request_for(settings(tmp_path)), ["vocab"]).jobs) == ["vocab"]
+
+
+NEVER = "Slurm would not start the job maskmill-train: allocation failure: Requested node configuration is not avail"
+
+
+@pytest.mark.parametrize("away", ["", "3\n2"])
+@pytest.mark.parametrize("option", [["--nodes", "99"], ["--sbatch=train:--nodes=99"]])
+def test_what_slurm_would_never_start_is_not_submitted(
+    cluster: Cluster,
+    maskmill: Maskmill,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    away: str,
+    option: list[str],
+) -> None:
+    monkeypatch.setenv("AWAY", away)
+    batch = "train.global_batch=1024"
+    words = ["slurm", "demo", *settings(tmp_path, batch), "--tasks=2", "--submit"]
+    line = maskmill(*words, *option, code=2).stderr
+    assert NEVER in line
+    assert ("5 nodes are back that are down or drained now" in line) is bool(away)
+    assert not cluster.told(), "nothing is submitted, so nothing is to be cancelled"
+    assert not (tmp_path / "run/logs/slurm.json").exists()
+    maskmill(*words)
+    tested = (tmp_path / "tested").read_text().splitlines()
+    assert len(tested) >= 9, "all jobs of the chain"
+    assert not any("--dependency" in line for line in tested)
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        (["--time=4"], 240), (["--time=4:59"], 299), (["--time=00:05:00"], 300), (["--time=0-0:02"], 120),
+        (["--time=1-0", "--signal=B:USR1@90000"], 86400), (["--time=10", "--signal=B:USR1@600"], 600),
+    ],
+)  # fmt: skip
+def test_a_time_limit_below_the_signals_lead_is_refused(
+    cluster: Cluster, maskmill: Maskmill, tmp_path: Path, options: list[str], limit: int
+) -> None:
+    words = [
+        "slurm",
+        "demo",
+        *settings(tmp_path),
+        *(f"--sbatch=train:{option}" for option in options),
+        "--submit",
+    ]
+    line = maskmill(*words, code=2).stderr
+    assert f"the time limit of the job maskmill-train is {limit} s, and its signal comes " in line
+    assert not cluster.told()
+
+
+@pytest.mark.parametrize(
+    "option", ["--time=6", "--time=5:01", "--time=UNLIMITED", "--time=1-0", "--time=0-1:00:00"]
+)
+def test_a_time_limit_with_time_for_steps_is_submitted(
+    cluster: Cluster, maskmill: Maskmill, tmp_path: Path, option: str
+) -> None:
+    maskmill("slurm", "demo", *settings(tmp_path), f"--sbatch=train:{option}", "--submit")
+    assert len(cluster.told()) == 4
 
 
 def test_no_sbatch_is_one_line(maskmill: Maskmill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
