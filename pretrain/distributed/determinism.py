@@ -7,6 +7,7 @@ import torch
 
 from data_pipeline.compiled import philox
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.launch_env import srun_cores
 from pretrain.distributed.world import World
 
 CUBLAS, CUBLAS_MEMORY = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
@@ -17,12 +18,25 @@ def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
     torch.manual_seed(philox.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
 
 
-def own_cores(environment: Mapping[str, str], sharing: int) -> int:
+def own_cores(environment: Mapping[str, str], sharing: int, local_size: int = 1) -> int:
     """Return this rank's number of cores: those it can run on, divided among the `sharing` ranks that can. Under srun,
-    as many as each rank was given, since Slurm need not bind a rank to its own."""
+    as many as each of the node's `local_size` ranks was given, since Slurm need not bind a rank to its own."""
     available = len(os.sched_getaffinity(0))
-    given = environment.get("SLURM_CPUS_PER_TASK", "") if "RANK" not in environment else ""
-    return min(available, int(given)) if given.isdecimal() and int(given) else max(1, available // sharing)
+    given, _ = srun_cores(environment, local_size)
+    return min(available, given) if given else max(1, available // sharing)
+
+
+def unstated_threads(config: RunConfig, world: World, environment: Mapping[str, str]) -> str:
+    """Say that the number of threads, on which sums and so weights depend, follows from what srun was not told; empty
+    where it was told, or run.threads is set, and outside srun."""
+    given, is_stated = srun_cores(environment, world.local_size)
+    if not given or is_stated or config.run.threads:
+        return ""
+    return (
+        f"srun has no --cpus-per-task, so each rank computes with {torch.get_num_threads()} of its node's threads; "
+        "slurm/train.sbatch passes the job's on, and another number gives weights that are equal within rounding: "
+        "set run.threads, or srun's --cpus-per-task"
+    )
 
 
 def ranks_sharing_cores(world: World) -> int:
@@ -35,7 +49,8 @@ def ranks_sharing_cores(world: World) -> int:
 
 def set_threads(config: RunConfig, world: World) -> None:
     """Set this rank's CPU threads explicitly: sums depend on how work is split over threads. Collective."""
-    torch.set_num_threads(config.run.threads or own_cores(os.environ, ranks_sharing_cores(world)))
+    sharing = ranks_sharing_cores(world)
+    torch.set_num_threads(config.run.threads or own_cores(os.environ, sharing, world.local_size))
 
 
 def set_arithmetic(config: RunConfig) -> None:

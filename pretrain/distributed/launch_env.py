@@ -74,6 +74,20 @@ def _from_slurm(variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def srun_cores(variables: Mapping[str, str], local_size: int) -> tuple[int, bool]:
+    """Return the cores that srun gave this rank, and whether its --cpus-per-task stated them; else they are its share
+    of the step's cores on this node, where `local_size` ranks are. 0 outside srun, and where Slurm does not say."""
+    if "RANK" in variables:  # another launcher's, within a job
+        return 0, False
+    stated, of_step = (
+        int(word) if word.isdecimal() else 0
+        for word in (variables.get("SLURM_CPUS_PER_TASK", ""), variables.get("SLURM_CPUS_ON_NODE", ""))
+    )
+    if stated or not _is_slurm_task(variables):
+        return stated, stated > 0
+    return of_step // local_size, False
+
+
 def _tasks_per_node(counts: str) -> list[int]:
     """Expand Slurm's short form, for example `4(x2),3`, to one number per node."""
     numbers: list[int] = []

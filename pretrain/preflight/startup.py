@@ -5,6 +5,7 @@ checkpoints, whether the ranks reach each other and how fast, and the resulting 
 """
 
 import math
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
 from pretrain.config.phases import Phase
 from pretrain.config.settings import FP8, RunConfig
+from pretrain.distributed.determinism import unstated_threads
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim.schedule import updates
@@ -165,6 +167,8 @@ def summary(
         f"{config.run.dir}: {room}",
         *chosen,
     ]
+    if unstated := unstated_threads(config, world, os.environ):
+        lines.append(f"! {unstated}")
     for plan in plans:
         name = f"phase {plan.phase.name}: " if plan.phase.name else ""
         lines += [f"{name}{line}" for line in phase_lines(plan, world)]

@@ -1,6 +1,7 @@
 """Preparation on a real Slurm cluster of four nodes: as arrays and through Dask, also when a node dies half-way,
 the same bytes as in one process."""
 
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -108,6 +109,32 @@ def test_a_node_that_dies_while_it_reads(
     assert hashes(out) == expected
     assert not cluster.processes_of(node)
     restarted(cluster, node)
+
+
+def test_a_task_that_fails_once_stops_nothing(
+    cluster: Cluster,
+    text: list[str],
+    expected: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a node without a mount, say: Slurm requeues it, and what waits for it goes on waiting."""
+    once = tmp_path / "maskmill"
+    once.write_text(
+        f'#!/usr/bin/env bash\nif [[ "$*" == *"--stage read --share 1/4"* && ! -e {tmp_path}/failed ]]; then\n'
+        f'touch {tmp_path}/failed; exit 1\nfi\nexec {shlex.join(command())} "$@"\n'
+    )
+    once.chmod(0o755)
+    monkeypatch.setitem(cluster.environment, "MASKMILL", str(once))
+    out = tmp_path / "shards"
+    jobs = submit(cluster, text, out)
+    assert cluster.wait(jobs["read"]) == "COMPLETED", cluster.jobs()
+    assert (
+        "task 1 of stage read ended with exit code 1 on node"
+        in (tmp_path / "shards.logs/read-1.log").read_text()
+    )
+    assert cluster.wait(jobs["finish"], 240) == "COMPLETED", cluster.jobs()
+    assert hashes(out) == expected
 
 
 def test_a_task_that_fails_stops_what_follows_and_the_same_command_goes_on(

@@ -1,6 +1,8 @@
 """Training on a real Slurm cluster of four nodes, disturbed as clusters do: the same weights as on a quiet machine."""
 
 import json
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP
@@ -11,6 +13,7 @@ from training_job import RUN, STEPS, Job, can_be_slowed
 
 from slurm import Cluster
 from tests.command_line import Maskmill
+from tests.run_ends import assert_same_tensors, final
 
 pytestmark = pytest.mark.cluster
 
@@ -40,6 +43,29 @@ def test_to_the_end(cluster: Cluster, tiny: list[str], undisturbed: Path, tmp_pa
     log = job.log.read_text()
     assert log.count("SLURM_JOB_ID=") == 1
     assert SECRET not in job.said()
+
+
+def test_plain_srun_is_as_good_as_the_script(
+    cluster: Cluster, tiny: list[str], undisturbed: Path, tmp_path: Path
+) -> None:
+    """Without a number of threads in the settings, on nodes that bind no task: the same weights, and a line."""
+    own = [word for word in tiny if not word.startswith("run.threads=")]
+    words = [
+        *shlex.split(cluster.environment["MASKMILL"]),
+        "train",
+        "demo",
+        *own,
+        *RUN,
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    done = subprocess.run(
+        ["srun", "--nodes=2", "--ntasks=2", *words],
+        env={name: value for name, value in cluster.environment.items() if name != "OMP_NUM_THREADS"},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "! srun has no --cpus-per-task, so each rank computes with 1 of its node's threads" in done.stdout
+    assert_same_tensors(final(undisturbed, STEPS), final(tmp_path / "run", STEPS))
 
 
 def test_the_time_limit_saves_and_requeues_as_the_same_wandb_run(

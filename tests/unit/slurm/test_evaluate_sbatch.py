@@ -1,5 +1,5 @@
-"""slurm/evaluate.sbatch with a stand-in for sbatch: an array and a job behind it, what each of them runs, and what a task
-that fails does, in the other scripts with arrays as well."""
+"""slurm/evaluate.sbatch with a stand-in for sbatch: an array and a job behind it, and what each of them runs; in the
+other scripts with arrays as well, what a task does that fails."""
 
 import os
 import subprocess

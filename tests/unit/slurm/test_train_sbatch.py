@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from launch.cluster.job_size import GPU_RANK_CORES
-from pretrain.distributed.determinism import own_cores
+from pretrain.config.settings import RunConfig
+from pretrain.distributed.determinism import own_cores, unstated_threads
+from pretrain.distributed.world import World
 from tests.command_line import ROOT, SECRETS, until
 
 STAND_INS = {
@@ -127,6 +129,39 @@ def test_a_rank_computes_on_the_cores_that_srun_gave_it(monkeypatch: pytest.Monk
     assert own_cores({"SLURM_CPUS_PER_TASK": "48"}, 8) == 6, "no more than it can run on"
     assert own_cores({}, 2) == own_cores({"SLURM_CPUS_PER_TASK": "6", "RANK": "0"}, 2) == 3
     assert own_cores({}, 8) == 1
+
+
+SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
+"""What srun sets for a rank, plain or in the batch script."""
+
+
+@pytest.mark.parametrize(
+    ("more", "local_size", "threads", "says"),
+    [
+        ({"SLURM_CPUS_ON_NODE": "1"}, 1, 1, True),  # srun -N2 -n2
+        ({"SLURM_CPUS_ON_NODE": "4"}, 4, 1, True),  # srun -N1 -n4
+        ({"SLURM_CPUS_ON_NODE": "6"}, 2, 3, True),  # two hyperthreads a core
+        ({"SLURM_CPUS_ON_NODE": "96"}, 1, 6, True),
+        (
+            {"SLURM_CPUS_ON_NODE": "6", "SLURM_CPUS_PER_TASK": "2"},
+            3,
+            2,
+            False,
+        ),  # srun -n3 -c2, and train.sbatch
+        ({}, 2, 3, False),  # a Slurm that says nothing
+        ({"SLURM_CPUS_ON_NODE": "4", "RANK": "0"}, 2, 3, False),  # torchrun in a job
+    ],
+)
+def test_plain_srun_computes_with_the_cores_of_its_step(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], local_size: int, threads: int, says: bool
+) -> None:
+    """On a node that binds no task, where it can run on six cores; as train.sbatch does, which states the number."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert own_cores({**SRUN, **more}, 2, local_size) == threads
+    world, config = World(size=2, local_size=local_size), RunConfig()
+    assert ("srun has no --cpus-per-task" in unstated_threads(config, world, {**SRUN, **more})) is says
+    config.run.threads = 1
+    assert not unstated_threads(config, world, {**SRUN, **more})
 
 
 def test_credentials_in_settings_are_not_logged(script: Script) -> None:
