@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Write docker/requirements.lock from pyproject.toml: what the images install, by version and hash, for Python 3.11 and
-# later. `make lock` runs this; UV is the command of uv, TORCH_SPEC the torch that the rest has to go with.
+# Write docker/requirements.lock and docker/torch.lock from pyproject.toml: what the images install, by version and hash,
+# for Python 3.11 and later. torch.lock has what torch's builds for CUDA bring beyond that. `make lock` runs this; UV is the
+# command of uv, TORCH_SPEC the torch that the rest has to go with.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 uv=${UV:-uv}
-lock=docker/requirements.lock
+lock=docker/requirements.lock of_torch=docker/torch.lock
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
 
@@ -16,6 +17,9 @@ printf '%s\n' "${TORCH_SPEC:-torch==2.13.0}" pip setuptools wheel ninja nvidia-m
   "$uv" pip compile pyproject.toml - --extra dask --extra s3 --universal --python-version 3.11 --generate-hashes \
     --native-tls --no-annotate --custom-compile-command "make lock" --quiet --output-file "$new"
 
-# torch, and what only its builds for CUDA need, are chosen when an image is built (install.sh)
-awk '/^[a-zA-Z0-9]/ { on = /^nvidia-ml-py=/ || !/^(torch|triton|nvidia-|cuda-)/ } /^#/ { on = 1 } on' "$new" >"$lock"
-echo "$lock: $(grep -c '^[a-zA-Z0-9]' "$lock") packages"
+# Which build of torch, and from where, is chosen when an image is built (install.sh)
+theirs='^(triton|nvidia-|cuda-)'
+awk -v theirs="$theirs" \
+  '/^[a-zA-Z0-9]/ { on = /^nvidia-ml-py=/ || $0 !~ theirs && !/^torch=/ } /^#/ { on = 1 } on' "$new" >"$lock"
+awk -v theirs="$theirs" '/^[a-zA-Z0-9]/ { on = !/^nvidia-ml-py=/ && $0 ~ theirs } /^#/ { on = 1 } on' "$new" >"$of_torch"
+echo "$lock: $(grep -c '^[a-zA-Z0-9]' "$lock") packages, $of_torch: $(grep -c '^[a-zA-Z0-9]' "$of_torch")"

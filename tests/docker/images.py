@@ -86,6 +86,10 @@ class Images:
         config: dict[str, Any] = json.loads(self._call([*self._podman(), "inspect", tag]).stdout)[0]
         return config["Config"] | {"Healthcheck": config.get("Healthcheck")}
 
+    def size(self, tag: str) -> int:
+        """The bytes of the image's files, those of its base included."""
+        return int(json.loads(self._call([*self._podman(), "inspect", tag]).stdout)[0]["Size"])
+
     def command(self, tag: str, *words: str, options: Sequence[str] = ()) -> list[str]:
         """The command line that runs a container."""
         return [*self._podman(), "run", "--rm", *LIMITS, *options, tag, *words]

@@ -82,6 +82,12 @@ def test_the_image_says_what_it_is(images: Images) -> None:
     assert "Usage" in images.run(IMAGE).stdout
 
 
+def test_the_image_is_one_for_cpus(images: Images) -> None:
+    """NVIDIA's libraries would take 4 GB more."""
+    assert images.size(IMAGE) < 2.5e9
+    assert shell(images, "python -c 'import torch; print(torch.version.cuda)'") == "None\n"
+
+
 def test_nothing_of_the_program_is_the_users_to_change(images: Images) -> None:
     assert shell(images, "id -u; id -un; pwd; echo $HOME").split() == [
         str(USER), "maskmill", "/work", "/home/maskmill",

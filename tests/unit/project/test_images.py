@@ -1,15 +1,19 @@
 """docker/ as far as it goes without building: the graph of the stages, the lock file, compose, the build context.
 tests/docker builds the CPU image and runs it."""
 
+import importlib.metadata
 import importlib.util
 import itertools
+import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -117,9 +121,9 @@ def operators_of_deepspeed() -> set[str]:
     return {name for text in texts for name in re.findall(r'BUILD_VAR = [\'"](\w+)', text)}
 
 
-def entries() -> dict[str, list[tuple[Requirement, list[str]]]]:
-    """The lock: name -> (requirement, hashes), of each of its versions."""
-    text = re.sub(r"\\\n", " ", (DOCKER / "requirements.lock").read_text())
+def entries(lock: str = "requirements.lock") -> dict[str, list[tuple[Requirement, list[str]]]]:
+    """A lock: name -> (requirement, hashes), of each of its versions."""
+    text = re.sub(r"\\\n", " ", (DOCKER / lock).read_text())
     found: dict[str, list[tuple[Requirement, list[str]]]] = {}
     for line in text.splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
@@ -130,15 +134,16 @@ def entries() -> dict[str, list[tuple[Requirement, list[str]]]]:
     return found
 
 
-def test_every_line_of_the_lock_is_pinned_and_hashed() -> None:
-    locked = entries()
-    assert len(locked) > 50
+@pytest.mark.parametrize(("lock", "least"), [("requirements.lock", 50), ("torch.lock", 10)])
+def test_every_line_of_the_lock_is_pinned_and_hashed(lock: str, least: int) -> None:
+    locked = entries(lock)
+    assert len(locked) > least
     for requirement, hashes in (entry for versions in locked.values() for entry in versions):
         name = requirement.name
         assert re.fullmatch(r"==[^*,]+", str(requirement.specifier)), name
         assert hashes, name
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", value) for value in hashes), name
-    text = (DOCKER / "requirements.lock").read_text()
+    text = (DOCKER / lock).read_text()
     assert not re.search(
         r"://|^\s*-", re.sub(r"^\s+--hash=\S+.*$", "", text, flags=re.MULTILINE), re.MULTILINE
     )
@@ -165,12 +170,107 @@ def place(python: str) -> dict[str, str]:
     return {"python_version": python, "python_full_version": f"{python}.5", "sys_platform": "linux"}
 
 
-def test_what_comes_with_torch_is_not_locked() -> None:
-    """It is of the build that TORCH_SPEC and TORCH_INDEX choose; nvidia-ml-py is DeepSpeed's wish, on CUDA."""
+def test_what_comes_with_torch_has_a_lock_of_its_own() -> None:
+    """Versions for whichever index has the build that TORCH_SPEC and TORCH_INDEX choose; nvidia-ml-py is DeepSpeed's
+    wish, on CUDA."""
+    everywhere, of_cuda = entries(), entries("torch.lock")
     theirs = {
-        name for name in entries() if name in ("torch", "triton") or name.startswith(("nvidia-", "cuda-"))
+        name for name in everywhere if name in ("torch", "triton") or name.startswith(("nvidia-", "cuda-"))
     }
     assert theirs == {"nvidia-ml-py"}
+    assert {"triton", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "cuda-bindings"} < set(
+        of_cuda
+    )
+    assert all(name == "triton" or name.startswith(("nvidia-", "cuda-")) for name in of_cuda)
+    brought = [Requirement(text) for text in importlib.metadata.requires("torch") or []]
+    needed = {canonicalize_name(r.name) for r in brought if r.marker is None or "extra" not in str(r.marker)}
+    assert {"sympy", "networkx", "jinja2", "filelock"} <= needed <= {*everywhere, *of_cuda}, "make lock"
+
+
+STAND_IN = """#!/usr/bin/env bash
+# python3: makes the virtual environment; its python: notes pip's words
+if [[ $1 == -m && $2 == venv ]]; then
+  mkdir -p "$3/bin"
+  cp "$0" "$3/bin/python"
+elif [[ $1 == -c ]]; then
+  echo "$BUILT_FOR"
+else
+  echo "$*" >>"$NOTED"
+  for word in "$@"; do
+    [[ ! -f $word ]] || { echo "-- $word" && cat "$word"; } >>"$NOTED"
+  done
+fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("built_for", "allowed", "goes_on"),
+    [("", "", True), ("13.0", "", False), ("12.6", "0", False), ("13.0", "1", True), ("", "1", True)],
+)
+def test_a_build_for_cuda_in_the_cpu_image_ends_the_build(
+    tmp_path: Path, built_for: str, allowed: str, goes_on: bool
+) -> None:
+    """Before NVIDIA's libraries are fetched: torch comes first, without what it needs."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").write_text(STAND_IN)
+    (tmp_path / "bin/python3").chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(DOCKER / "install.sh"), "environment"],
+        env={
+            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "NOTED": f"{tmp_path}/noted", "BUILT_FOR": built_for,
+            "ALLOW_CUDA": allowed, "VENV": f"{tmp_path}/venv", "TORCH_INDEX": "an index",
+        },
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    noted = (tmp_path / "noted").read_text()
+    calls = [line for line in noted.splitlines() if " install " in line and "torch==" in line]
+    assert "--index-url an index --no-deps torch==2.13.0" in calls[0]
+    if goes_on:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "--index-url an index --constraint " in calls[1]
+        given = noted.partition(calls[1])[2].partition("\n-m pip ")[0]
+        (triton,) = (r for r, _ in entries("torch.lock")["triton"])
+        assert f"\ntriton{triton.specifier} ; " in given
+        assert re.search(r"\nsympy==[\d.]+\n", given)
+        assert "--hash" not in given
+    else:
+        assert done.returncode == 1
+        assert re.fullmatch(
+            rf"install.sh: this torch is a build for CUDA {built_for}, .*ALLOW_CUDA=1\n", done.stderr
+        )
+        assert len(calls) == 1
+
+
+@pytest.mark.parametrize("built_for", ["13.0", None, "the real one"])
+def test_the_cuda_of_torch_is_read_without_its_libraries(tmp_path: Path, built_for: str | None) -> None:
+    script = (DOCKER / "install.sh").read_text()
+    begins = script.index("cuda_of_torch()")
+    function = script[begins : script.index("\n}\n", begins) + 3]
+    environment = dict(os.environ)
+    expected = torch.version.cuda
+    if built_for != "the real one":
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch/__init__.py").write_text("raise OSError('libcudart.so.13: no such file')\n")
+        (tmp_path / "torch/version.py").write_text(
+            f"from typing import Optional\ncuda: Optional[str] = {built_for!r}\n"
+        )
+        environment["PYTHONPATH"], expected = str(tmp_path), built_for
+    command = f"venv={sys.prefix}\n{function}\ncuda_of_torch"
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{expected or ''}\n"
+
+
+def test_only_the_cpu_image_refuses_a_build_for_cuda() -> None:
+    allows = {name: "ALLOW_CUDA=1 " in " ".join(stages(DOCKER / name)[1][0].all("RUN")) for name in IMAGES}
+    assert allows == {"Dockerfile": True, "Dockerfile.cpu": False}
+    assert defaults(stages(DOCKER / "Dockerfile.cpu")[1][0].instructions)["ALLOW_CUDA"] == ""
+    for page in ("README.md", "docs/cloud.md"):
+        (command,) = re.findall(
+            r"^ *(docker build .*Dockerfile\.cpu .*)", (ROOT / page).read_text(), re.MULTILINE
+        )
+        assert '--build-arg TORCH_INDEX="$TORCH_INDEX"' in command, page
 
 
 def test_what_builds_wheels_is_locked() -> None:
