@@ -96,7 +96,7 @@ test-data: env
 	@MASKMILL_DATA="$(abspath $(DATA))" $(BIN)/python -m pytest tests/data -m data
 
 # installs what builds and runs images where it is missing; fails, never skips, where it cannot. TORCH_INDEX: where torch comes
-# from; empty: from where pip gets it here. MASKMILL_IMAGES: a folder for the images, which then stay
+# from; empty: from where pip gets it here, which has to have CPU builds. MASKMILL_IMAGES: a folder for the images, which then stay
 test-docker: env
 	@which buildah podman runc debootstrap >/dev/null || { \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
