@@ -21,6 +21,7 @@ from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run
 from pretrain.preflight.startup import summary
 from pretrain.report.html import render
+from pretrain.run.attempts import HANG, log_event
 from pretrain.run.heartbeat import SAVING
 from pretrain.run.metrics_file import PROBE
 from pretrain.run.time_budget import TimeBudget
@@ -83,6 +84,8 @@ def train(config: RunConfig, console: Console, command: str, watchdog: Watchdog)
         watchdog.stage("opening the run folder, from the mirror if it is empty")
         about, held = open_on_all_ranks(config, plans, world, console)
         watchdog.log_in(Path(config.run.dir), world.rank)
+        if world.rank == 0:
+            watchdog.on_hang = partial(log_event, Path(config.run.dir), HANG, 0)
         if about["finished"]:
             if world.rank == 0:
                 done = f"finished at step {about['step']:,}; nothing to do"
@@ -133,8 +136,9 @@ def run_phases(
     compiled = all(world.gather(wanted))  # some node may lack a compiler
     with (
         RunLog(config, plans, engine, world, console, command, run_id) as run_log,
-        Saver(config, world, console, position.step, run_log.saved) as saver,
+        Saver(config, world, console, position.step, run_log.saved, run_log.failed_save) as saver,
     ):
+        watchdog.on_hang = run_log.hangs if world.rank == 0 else None
         shared = (run_log, position, saver, guard)
         for plan in phases_left(plans, position, config.run.stop_after):
             watchdog.stage("preparing the phase, compiling")

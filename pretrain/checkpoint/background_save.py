@@ -26,12 +26,15 @@ from pretrain.checkpoint.store import FOLDER, LATEST, name_latest, save_checkpoi
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
+from pretrain.run.attempts import NOT_MIRRORED, NOT_SAVED
 from pretrain.run.late_files import folder_wait
 
 FAILED_RUN_WAIT_SECONDS = 60.0
 """Seconds that a failing run waits for a save in progress: the ranks that the save waits for may be gone."""
 
 
+Failed = Callable[[str, int, str], None]
+"""Callback per save or copy to the mirror that failed: which of the two, step, why."""
 Told = Callable[[int, float, float, int], None]
 """Callback per checkpoint: step, seconds until it was whole, seconds of these that blocked training, bytes."""
 
@@ -40,13 +43,19 @@ class Saver:
     """Saves checkpoints in the background; all ranks call its methods in the same order."""
 
     def __init__(
-        self, config: RunConfig, world: World, console: Console, step: int, told: Told | None = None
+        self,
+        config: RunConfig,
+        world: World,
+        console: Console,
+        step: int,
+        told: Told | None = None,
+        failed: Failed | None = None,
     ) -> None:
-        """Set up the saver. `told` is called on the first rank, in the writing thread, for each completed
-        checkpoint."""
+        """Set up the saver. `told` and `failed` are called on the first rank, in the writing thread, for each completed
+        checkpoint and for each that could not be written, or copied to the mirror."""
         self.saved = step
         """Step of the newest whole checkpoint that this rank has waited for; 0: none."""
-        self._config, self._console, self._told = config, console, told
+        self._config, self._console, self._told, self._on_failure = config, console, told, failed
         self._began = self._held = 0.0
         self._run, self._world = Path(config.run.dir), world.apart()
         self._mirror = Mirror(config) if config.checkpoint.mirror else None
@@ -104,6 +113,7 @@ class Saver:
             if for_good:
                 raise
             self._warn(f"the newest checkpoint was not mirrored: {error}", "the next start tries again")
+            self._report(NOT_MIRRORED, self.saved, str(error))
 
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         self._thread = Thread(target=work, args=arguments, name="checkpoint", daemon=True)
@@ -121,6 +131,7 @@ class Saver:
                 else "there is no checkpoint yet"
             )
             self._warn(f"checkpoint of step {step:,} not saved: {error}; {latest}")
+            self._report(NOT_SAVED, step, str(error))
             return
         except Exception as error:
             self._failed = error  # a bug, or lost ranks: the training loop raises it
@@ -135,6 +146,7 @@ class Saver:
             self._warn(
                 f"the checkpoint of step {step:,} is saved here, but not mirrored, or old ones not deleted: {error}"
             )
+            self._report(NOT_MIRRORED, step, str(error))
         except Exception as error:
             self._failed = error
 
@@ -154,6 +166,7 @@ class Saver:
             self._copy()
         except UserError as error:
             self._warn(f"{folder.name} is whole here, and may not be mirrored: {error}")
+            self._report(NOT_MIRRORED, step_of(folder), str(error))
         except Exception as error:
             self._failed = error
 
@@ -162,6 +175,10 @@ class Saver:
             with suppress(OSError):  # the folder is gone: the next save reports it on all ranks
                 size = sum(path.stat().st_size for path in folder.iterdir())
                 self._told(step, time.perf_counter() - self._began, self._held, size)
+
+    def _report(self, kind: str, step: int, why: str) -> None:
+        if self._on_failure is not None and self._world.rank == 0:
+            self._on_failure(kind, step, why)
 
     def _name_latest(self, folder: Path) -> None:
         if self._world.rank == 0:

@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,9 @@ from pretrain.config.settings import RunSettings
 STACK_SECONDS = 5.0
 """Seconds between writing the stack and ending the process, so that the other ranks' timeouts write theirs too."""
 STEPS = "a step, an evaluation or a save"
+
+HUNG = "Timeout ("
+"""How the line begins that faulthandler writes above the stacks of a process that hangs."""
 
 _STAGE = re.compile(r"\[[-0-9]+ [0-9:]+\] (.+) \((run\.\w+): \S+ s\)")
 _LOG = re.compile(r"rank-[0-9]+\.log$")
@@ -39,6 +42,8 @@ class Watchdog:
     def __init__(self, run: RunSettings) -> None:
         self._run, self._log, self._limit = run, _STDERR, 0.0
         self._rank, self._what, self._due = os.environ.get("RANK", "0"), "", math.inf
+        self.on_hang: Callable[[str], None] | None = None
+        """Called with the cause of a hang before the process ends, in a thread, where the interpreter is free."""
         self._begun, self._teller = threading.Event(), threading.Thread(target=self._tell, daemon=True)
 
     def log_in(self, folder: Path, rank: int) -> None:
@@ -97,6 +102,9 @@ class Watchdog:
             elif time.monotonic() >= self._due:  # not fed meanwhile
                 with suppress(OSError):
                     os.write(self._log, f"{self._line()}\n".encode())
+                if self.on_hang is not None:
+                    with suppress(Exception):  # whatever it is, the end of the process must not wait for it
+                        self.on_hang(self._what)
                 self._begun.wait()  # until the end, unless what took so long has come to its end first
 
     def _line(self) -> str:
@@ -110,6 +118,19 @@ def stage_in(line: str) -> tuple[str, str] | None:
     line."""
     found = _STAGE.fullmatch(line.strip())
     return None if found is None else (found[1], found[2])
+
+
+def hang_in(log: str) -> tuple[float, str] | None:
+    """Return when the stage began whose time limit a rank's log says was passed last, in seconds since 1970, and the
+    stage with its limit; None where none was. Of a process whose interpreter was held, its log alone knows."""
+    stage = found = None
+    for line in log.splitlines():
+        if match := _STAGE.fullmatch(line.strip()):
+            began = time.mktime(time.strptime(line.strip()[1:20], "%Y-%m-%d %H:%M:%S"))
+            stage = began, f"{match[1]} took longer than {match[2]}"
+        elif line.startswith(HUNG) and stage:
+            found = stage
+    return found
 
 
 def patience(run: RunSettings) -> timedelta:

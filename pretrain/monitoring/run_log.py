@@ -1,6 +1,5 @@
 """Write the figures of each step to metrics.jsonl, summary.json and attempts.jsonl, and show them."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.redact import redact, redact_settings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
+from pretrain.distributed.watchdog import hang_in
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.step_stats import StepStats
 from pretrain.monitoring.summary import begun, now, set_bounds
@@ -24,19 +24,29 @@ from pretrain.monitoring.wandb.alerts import cause_of, disk_nearly_full
 from pretrain.preflight.check_run import Plan
 from pretrain.preflight.flops import peak_flops
 from pretrain.preflight.room import BYTES_PER_WEIGHT, DISK_MARGIN
-from pretrain.run.atomic_write import append
-from pretrain.run.attempts import SPENT, AttemptLog
+from pretrain.run.attempts import (
+    EVENTS,
+    HANG,
+    NOT_SAVED,
+    SPENT,
+    AttemptLog,
+    events_since,
+    log_event,
+    read_attempts,
+)
 from pretrain.run.folder import read_summary, write_summary
 from pretrain.run.heartbeat import EVALUATING, STARTING, TRAINING, Heartbeat
 from pretrain.run.metrics_file import EVAL, TRUST, TRUST_PREFIX, in_json, read_metrics
 from pretrain.run.time_budget import SHARE, SHARES, ShareLog
 from pretrain.run.time_left import phases_in
+from pretrain.run.tolerant_json import text_of
 from pretrain.training.batch_counts import BatchCounts
 from pretrain.training.progress import is_over
 from pretrain.training.resume import Position
 from pretrain.training.validation import Figures
 
-EVENTS = "events.jsonl"
+MOST_OF_LOG = 1 << 18
+"""Bytes read at the end of each rank's log."""
 MAX_SHARE = 0.9999
 """Highest share of train.minutes that is logged before the last update."""
 
@@ -85,7 +95,10 @@ class RunLog:
         self._write_summary()
         step = int(self._summary.get("step", 0))
         self.heartbeat.write(step, STARTING)
-        if self._crashed:
+        if self._world.rank == 0 and (hung := self._hung_before()):
+            self._log_event(HANG, step, hung)
+            self._tracker.alert(HANG, f"resuming from step {step:,}: {hung}")
+        elif self._crashed:
             words = f"the attempt before ended without a save; resuming from step {step:,}"
             self._tracker.alert("restart", words)
         self._view.__enter__()
@@ -173,17 +186,23 @@ class RunLog:
 
     def event(self, kind: str, position: Position, text: str) -> None:
         """Report a disturbance of the run, and append it to events.jsonl, which no later attempt cuts."""
-        if self._world.rank == 0:
-            where = {"batch": position.batch - 1, "step": position.step}
-            line = {"event": kind, **where, "text": text, "at": now()}
-            try:
-                append(self._folder / EVENTS, json.dumps(line).encode() + b"\n")
-            except OSError as error:  # full or gone for a while: the terminal has the line
-                self._view.warn(f"{self._folder / EVENTS}: {error.strerror}")
+        self._log_event(kind, position.step, text, batch=position.batch - 1)
         cause = "damaged" if kind == "damaged" else cause_of(text)
         if cause != "nan" or self._engine.precision != "fp16":  # fp16 finds its loss scale by overflows
             self._tracker.alert(cause, text)
         self._view.disturbed(kind, text)
+
+    def failed_save(self, kind: str, step: int, why: str) -> None:
+        """Record a checkpoint that could not be written, or copied to the mirror; the terminal has the line already.
+        Called by the writer's thread."""
+        self._log_event(kind, step, why)
+        self._tracker.alert("not saved" if kind == NOT_SAVED else "not mirrored", f"step {step:,}: {why}")
+
+    def hangs(self, why: str) -> None:
+        """Record that this run hangs and is about to be ended. Called by the watchdog's thread."""
+        step = self._step or int(self._summary.get("step", 0))
+        self._log_event(HANG, step, why)
+        self._tracker.alert(HANG, f"step {step:,}: {why}")
 
     def saved(self, step: int, seconds: float, blocked: float, size: int) -> None:
         """Record a completed checkpoint, this many seconds after its start; training waited for `blocked` of them.
@@ -230,6 +249,30 @@ class RunLog:
         size = self._summary["parameters"] * BYTES_PER_WEIGHT * DISK_MARGIN
         self._tracker.alert("disk", disk_nearly_full(self._folder, size))
         self._step_stats.reset()
+
+    def _log_event(self, kind: str, step: int, text: str, **where: int) -> None:
+        if self._world.rank == 0:
+            try:
+                log_event(self._folder, kind, step, text, **where)
+            except OSError as error:  # full or gone for a while: the terminal has the line
+                self._view.warn(f"{self._folder / EVENTS}: {error.strerror}")
+
+    def _hung_before(self) -> str:
+        """Return how the attempt before hung, by the logs of its ranks, where it could not say so itself: the hang held
+        its interpreter. Empty where it did not hang, or has said so."""
+        attempts = read_attempts(self._folder)
+        if not self._crashed or not attempts or attempts[-1].ended is not None:
+            return ""
+        since = attempts[-1].started
+        if events_since(self._folder, HANG, since):
+            return ""
+        found = [
+            (at, path.stem, what)
+            for path in sorted((self._folder / "logs").glob("rank-*.log"))
+            if (hang := hang_in(text_of(path, MOST_OF_LOG))) and (at := hang[0]) >= since.timestamp() - 1
+            for what in hang[1:]
+        ]
+        return f"{max(found)[2]}, by {max(found)[1]}.log" if found else ""
 
     def _bounds(self, position: Position, last: int | None) -> None:
         """Record where this phase begins and ends, which is unknown in advance where phases have train.minutes."""

@@ -14,6 +14,7 @@ from typing import Any
 from pretrain.evaluate.learning import learning_of
 from pretrain.objectives.metrics import HEADLINE, headline_of
 from pretrain.report.health import NOT_STARTED, SUBMITTED, TAIL, judge
+from pretrain.run.attempts import read_events, why_not_saved
 from pretrain.run.folder import RUN, SUMMARY, refuse_other_format, shown_table
 from pretrain.run.folder_clock import time_in
 from pretrain.run.heartbeat import read_heartbeat
@@ -63,6 +64,8 @@ class Status:
     """Name of the newest complete checkpoint."""
     checkpoint_step: int | None = None
     checkpoint_age: float | None = None
+    save_error: str = ""
+    """Why the newest save failed; empty if it did not."""
     attempts: int = 0
     events: int = 0
     last_event: str = ""
@@ -93,7 +96,8 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     status.figures, found = learning_of(folder / METRICS, summary, lines)
     status.findings = [str(finding) for finding in found]
     _checkpoint(status, now)
-    events = list(tables(text_of(folder / "events.jsonl")))
+    status.save_error = why_not_saved(folder)
+    events = read_events(folder)
     status.events = len(events)
     if events:
         newest = events[-1]

@@ -122,9 +122,12 @@ def _time_left(status: Status) -> str:
 
 
 def _checkpoint(status: Status) -> str:
+    fails = f"saves fail: {status.save_error}" if status.save_error else ""
     if status.checkpoint_step is None:
-        return "none yet" if status.health != NOT_STARTED else ""
+        return f"none yet{f', {fails}' if fails else ''}" if status.health != NOT_STARTED else ""
     behind = status.step - status.checkpoint_step
+    if fails:
+        return f"last good checkpoint {behind:,} steps ago (step {status.checkpoint_step:,}), {fails}"
     steps = f", {behind:,} steps behind" if behind > 0 else ""
     return f"step {status.checkpoint_step:,}, {duration(status.checkpoint_age)} old{steps}"
 

@@ -1,4 +1,5 @@
-"""Log each start, checkpoint and end of a run's processes to attempts.jsonl, and read it back.
+"""Log each start, checkpoint and end of a run's processes to attempts.jsonl, and what disturbs it to events.jsonl, and
+read them back.
 
 An attempt lasts from one start of the run to its end. A killed attempt cannot log its end: the next one does, from the
 last summary.json. The file is never cut, so it also counts the steps that were done twice.
@@ -15,7 +16,9 @@ from typing import Any, NamedTuple
 from pretrain.run.atomic_write import append
 from pretrain.run.tolerant_json import tables, text_of
 
-ATTEMPTS = "attempts.jsonl"
+ATTEMPTS, EVENTS = "attempts.jsonl", "events.jsonl"
+NOT_SAVED, NOT_MIRRORED, HANG = "not saved", "not mirrored", "hang"
+"""Kinds of events that are no skipped batches: a save or its copy that failed, and a run that hung."""
 SPENT = "attempt_seconds"
 """Key of summary.json: seconds of the newest attempt, including those lost to a kill."""
 LOST = "lost"
@@ -114,6 +117,41 @@ class AttemptLog:
         if self._writes:
             with suppress(OSError):
                 append(self._path, json.dumps(line).encode() + b"\n")
+
+
+def log_event(folder: Path, kind: str, step: int, text: str, **where: int) -> None:
+    """Append a disturbance of a run to events.jsonl, which no later attempt cuts. Raises OSError where the folder is
+    full or gone."""
+    line = {"event": kind, **where, "step": step, "text": text, "at": _now()}
+    append(folder / EVENTS, json.dumps(line).encode() + b"\n")
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Read the disturbances of the run in `folder`, oldest first; torn lines are skipped."""
+    return list(tables(text_of(folder / EVENTS)))
+
+
+def events_since(folder: Path, kind: str, since: datetime) -> list[dict[str, Any]]:
+    """Return the disturbances of a kind since a moment, oldest first."""
+    return [one for one in read_events(folder) if one.get("event") == kind and _at(one) >= since]
+
+
+def why_not_saved(folder: Path) -> str:
+    """Return why the newest attempt's newest save failed; empty where it did not, or none was tried."""
+    attempts = read_attempts(folder)
+    if not attempts:
+        return ""
+    since = max([attempts[-1].started, *(save.at for save in attempts[-1].saves)])
+    failed = events_since(folder, NOT_SAVED, since)
+    return str(failed[-1].get("text") or "") if failed else ""
+
+
+def _at(event: Mapping[str, Any]) -> datetime:
+    """Return when an event was; long ago where it does not say."""
+    with suppress(KeyError, ValueError, TypeError, OverflowError):
+        found = datetime.fromisoformat(event["at"])
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return datetime.min.replace(tzinfo=UTC)
 
 
 def read_attempts(folder: Path, summary: Mapping[str, Any] | None = None) -> list[Attempt]:

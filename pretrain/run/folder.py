@@ -3,7 +3,7 @@
 RUN/config.yaml       resolved settings        RUN/metrics.jsonl     one line per log step
 RUN/run.json          identity, W&B run id     RUN/summary.json      status and newest figures
 RUN/checkpoints/      see checkpoint/store.py  RUN/logs/             output of ranks other than the first, stacks
-RUN/events.jsonl      one line per disturbance: skipped batches, rollbacks, damaged data
+RUN/events.jsonl      one line per disturbance: skipped batches, rollbacks, damaged data, failed saves, hangs
 RUN/attempts.jsonl    one line per start, checkpoint and end of the run's attempts
 
 run.json and summary.json are sealed: their `sha256` is that of their other fields. What decides something by them

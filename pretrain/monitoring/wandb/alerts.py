@@ -17,8 +17,8 @@ from pretrain.run.atomic_write import replace
 from pretrain.run.tolerant_json import number, table
 
 SENT = "wandb_alerts.json"
-SERIOUS = ("failed", "disk")
-"""Causes that end a run, or are about to."""
+SERIOUS = ("failed", "disk", "hang", "not saved")
+"""Causes that end a run, are about to, or lose what it does from now on."""
 CHECKPOINTS_OF_ROOM = 2
 """The disk counts as nearly full if fewer than this many checkpoints fit."""
 
@@ -32,6 +32,13 @@ ADVICE = {
     "damaged": "Prepare the named shard again, or restore it; `maskmill inspect SHARDS` finds all that are damaged.",
     "disk": "Make room now, or lower checkpoint.keep: a checkpoint that does not fit is given up, and a crash then "
     "loses the steps since the one before.",
+    "not saved": "Training goes on and tries again at the next checkpoint; until one is saved, a crash loses the steps "
+    "since the newest one. Make room, or look at the disk that the line names.",
+    "not mirrored": "The checkpoint is whole in the run folder; the next one, or the next start, tries the copy again. "
+    "Look at the object store, its credentials and the network.",
+    "hang": "Every rank has written its stack to logs/rank-N.log: the one whose stack is not in a collective is the "
+    "cause. The run goes on from its newest checkpoint where run.restarts or the job starts it again; if it recurs, "
+    "leave that machine out, or raise the limit that the line names.",
     "restart": "It resumes by itself from the newest checkpoint; if it recurs, read logs/rank-N.log in the run "
     "folder.",
     "failed": "Read the line above and logs/rank-N.log in the run folder; rerun the same command to resume from the "

@@ -10,6 +10,7 @@ from pretrain.evaluate.verdict import PLATEAU, RISEN
 from pretrain.objectives.metrics import HELD_OUT, kinds_in, said
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import Points, RunRecord
+from pretrain.run.attempts import HANG
 
 MANY = 0.05
 """Share of batches from which skipped ones are serious."""
@@ -56,6 +57,22 @@ def _ends(run: RunRecord) -> list[Advice]:
             else "There is no checkpoint: the same command starts from the beginning."
         )
         found.append(Advice(f"The run failed: {error}", f"Look at logs/rank-N.log. {back}", grave=True))
+    if run.not_saved:
+        found.append(
+            Advice(
+                f"The newest checkpoint could not be saved: {redact(run.not_saved)}.",
+                "Make room, or look at the disk. Until a save succeeds, a crash loses the steps since the newest one.",
+                grave=True,
+            )
+        )
+    if hangs := [event for event in run.events if event.get("event") == HANG]:
+        count = "once" if len(hangs) == 1 else f"{len(hangs):,} times"
+        found.append(
+            Advice(
+                f"The run hung {count} and was ended: {redact(str(hangs[-1].get('text') or ''))}.",
+                "Every rank's stack is in logs/rank-N.log; the rank that waits for no other is the cause.",
+            )
+        )
     if len(run.lost) > 0:
         count = "One attempt" if len(run.lost) == 1 else f"{len(run.lost)} attempts"
         found.append(

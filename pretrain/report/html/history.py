@@ -8,7 +8,7 @@ from typing import Any
 from pretrain.objectives.metrics import HELD_OUT
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import RunRecord
-from pretrain.run.attempts import LOST, Attempt
+from pretrain.run.attempts import HANG, LOST, NOT_MIRRORED, NOT_SAVED, Attempt
 from pretrain.run.human import duration, in_bytes
 from pretrain.run.tolerant_json import SavedCheckpoint, number
 
@@ -20,7 +20,14 @@ KINDS = {
     LOST: "broken",
     "running": "live",
 }
-DISTURBANCES = {"skip": "batch skipped", "rollback": "rolled back", "damaged": "damaged data"}
+DISTURBANCES = {
+    "skip": "batch skipped",
+    "rollback": "rolled back",
+    "damaged": "damaged data",
+    NOT_SAVED: "checkpoint not saved",
+    NOT_MIRRORED: "checkpoint not mirrored",
+    HANG: "hung, and ended",
+}
 
 
 def history_section(run: RunRecord) -> str:

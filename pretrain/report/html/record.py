@@ -15,7 +15,7 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.verdict import Finding, Losses, findings
 from pretrain.objectives.metrics import HELD_OUT, Kind, headline_of, is_shown, leading_kind
-from pretrain.run.attempts import LOST, Attempt, read_attempts
+from pretrain.run.attempts import LOST, Attempt, read_attempts, read_events, why_not_saved
 from pretrain.run.folder import SAMPLES, refuse_other_format, shown_table
 from pretrain.run.metrics_file import (
     EVAL,
@@ -37,11 +37,9 @@ from pretrain.run.tolerant_json import (
     read_json,
     read_yaml,
     table,
-    tables,
-    text_of,
 )
 
-SUMMARY, CONFIG, RUN, EVENTS = "summary.json", "config.yaml", "run.json", "events.jsonl"
+SUMMARY, CONFIG, RUN = "summary.json", "config.yaml", "run.json"
 
 
 class Points(NamedTuple):
@@ -65,6 +63,7 @@ class RunRecord:
     summary: dict[str, Any]
     config: dict[str, Any]
     identity: dict[str, Any]  # settings that decide the weights
+    not_saved: str  # why the newest save failed; empty if it did not
     attempts: int  # number of starts: 1 plus resumptions
     history: list[Attempt]  # records of each attempt
     checkpoints: list[SavedCheckpoint]
@@ -190,7 +189,8 @@ def read_run(folder: Path) -> RunRecord:
         probe=points_by_name(probes),
         trust=_trust([line for line in logged if line.get("kind") == TRUST]),
         slowdowns=_slowdowns(lines),
-        events=list(tables(text_of(folder / EVENTS))),
+        events=read_events(folder),
+        not_saved=why_not_saved(folder),
         summary=summary,
         config=read(folder / CONFIG, read_yaml, {}, complaints),
         identity=identity if isinstance(identity, dict) else {},

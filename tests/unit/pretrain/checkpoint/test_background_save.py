@@ -14,6 +14,7 @@ from pretrain.checkpoint import background_save
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.store import checkpoints, newest_checkpoint
 from pretrain.distributed.world import World
+from pretrain.run.attempts import NOT_SAVED
 from tests.factories.checkpoints import SHAPES, WEIGHT, is_right, pieces, run_config, save
 
 
@@ -77,13 +78,17 @@ def test_a_save_that_fails_is_told_and_tried_again(
     tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 5)
-    saver = saver_of(tmp_path, shown, step=5)
+    told: list[tuple[str, int, str]] = []
+    saver = Saver(run_config(tmp_path), World(), shown.console, 5, failed=lambda *what: told.append(what))
     works_again = failing(monkeypatch, OSError(28, "No space left on device"))
     saver.save(10, pieces(10), SHAPES, state(10))
     saver.wait()
     assert "WARNING: checkpoint of step 10 not saved" in shown.getvalue()
     assert "No space left on device" in shown.getvalue()
     assert "the latest checkpoint is still step 5" in shown.getvalue()
+    (what,) = told
+    assert what[:2] == (NOT_SAVED, 10)
+    assert "No space left on device" in what[2]
     assert saver.saved == 5
     newest = newest_checkpoint(tmp_path)
     assert newest is not None

@@ -4,12 +4,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from pretrain.config.settings import RunSettings
-from pretrain.distributed.watchdog import Watchdog, patience, stage_in
+from pretrain.distributed.watchdog import Watchdog, hang_in, patience, stage_in
 from tests.command_line import ROOT, disarm
 
 SCRIPT = """
@@ -69,6 +70,28 @@ def test_a_hang_is_written_down_and_ended(tmp_path: Path, body: str, name: str) 
         rf"maskmill: rank 0 on \S+ ends: {what} took longer than {setting} \(1 s\); its stacks", why
     )
     assert "goes on from its newest checkpoint" in why
+
+
+def test_a_hang_is_told_before_the_end(tmp_path: Path) -> None:
+    body = """
+dog.on_hang = lambda why: Path(sys.argv[1], "told").write_text(why)
+with dog.steps():
+    hangs()"""
+    code, _, log = ended(tmp_path, body, step=1, stage=1)
+    assert code == -signal.SIGALRM
+    assert (
+        tmp_path / "told"
+    ).read_text() == "a step, an evaluation or a save took longer than run.step_limit (1 s)"
+    when, what = hang_in(log) or (0.0, "")
+    assert abs(time.time() - when) < 60
+    assert what == "a step, an evaluation or a save took longer than run.step_limit"
+    assert hang_in(log.replace("Timeout (", "")) is None
+
+
+def test_what_is_told_of_a_hang_does_not_hold_the_end_up(tmp_path: Path) -> None:
+    body = "dog.on_hang = lambda why: hangs()\nwith dog.steps():\n    hangs()"
+    code, _, _ = ended(tmp_path, body, step=1, stage=1)
+    assert code == -signal.SIGALRM
 
 
 def test_what_goes_on_is_left_alone(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +17,12 @@ from pretrain import train
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.monitoring import run_log as run_log_module
-from pretrain.monitoring.run_log import EVENTS, RunLog
+from pretrain.monitoring.run_log import RunLog
 from pretrain.objectives.registry import with_defaults
 from pretrain.report.status import read_status
+from pretrain.report.status_text import in_words
 from pretrain.run import atomic_write
+from pretrain.run.attempts import EVENTS, HANG, NOT_MIRRORED, NOT_SAVED, read_events
 from pretrain.run.folder import read_summary
 from pretrain.run.heartbeat import STARTING, TRAINING, read_heartbeat
 from pretrain.run.metrics_file import PROBE, JsonLines, read_metrics
@@ -195,3 +199,78 @@ def test_scores_that_a_rollback_takes_back_are_taken_again(run_log: Any, tmp_pat
     written.rolled_back(Position(step=2))
     assert [written.has_evaluation(step, PROBE) for step in (0, 2, 4)] == [True, True, False]
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 2]
+
+
+def test_a_failed_save_is_an_event_an_alert_and_a_word_of_status(run_log: Any, tmp_path: Path) -> None:
+    written, told = run_log()
+    (tmp_path / "run.json").write_text(json.dumps({"format": 2, "identity": {}, "attempts": 1, "id": "x"}))
+    with written:
+        written.enter(written._plan, Position(step=0))
+        (tmp_path / "checkpoints/step-00000010").mkdir(parents=True)
+        (tmp_path / "checkpoints/step-00000010/checkpoint.json").write_text("{}")
+        for step in (112, 212):
+            written.failed_save(NOT_SAVED, step, "No space left on device")
+        written.failed_save(NOT_MIRRORED, 212, "s3://bucket: 403")
+        written.heartbeat._last = 0.0
+        written.heartbeat.write(212, TRAINING)
+        found = read_status(tmp_path)
+        assert "last good checkpoint 202 steps ago (step 10), saves fail: No space left" in in_words(
+            found, ""
+        )
+        assert found.save_error == "No space left on device"
+        assert [one["event"] for one in read_events(tmp_path)] == [NOT_SAVED, NOT_SAVED, NOT_MIRRORED]
+        assert told.causes == ["not saved", "not saved", "not mirrored"]
+        later = (datetime.now(UTC) + timedelta(seconds=2)).isoformat()
+        with (tmp_path / "attempts.jsonl").open("a") as file:
+            save = {
+                "event": "saved",
+                "at": later,
+                "step": 220,
+                "seconds": 1,
+                "blocked_seconds": 0,
+                "bytes": 1,
+            }
+            file.write(json.dumps(save) + "\n")
+        assert read_status(tmp_path).save_error == "", "a save has succeeded since"
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["said by the process", "known by the log alone"])
+def test_a_hang_is_an_event_and_an_alert_once(seen: bool, run_log: Any, tmp_path: Path) -> None:
+    written, told = run_log()
+    written.__enter__()
+    written.enter(written._plan, Position(step=7))
+    if seen:
+        written.hangs("a step, an evaluation or a save took longer than run.step_limit (30 s)")
+        assert told.causes == ["hang"]
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    stage = time.strftime("[%Y-%m-%d %H:%M:%S]")
+    lines = [
+        f"{stage} a step, an evaluation or a save (run.step_limit: 30 s)",
+        "Timeout (0:00:30)!",
+        "Thread 1 (most recent call first):",
+        f"{stage} importing torch (run.stage_limit: 30 s)",
+    ]
+    (logs / "rank-1.log").write_text("\n".join(lines) + "\n")
+    again, told = run_log()  # the process was killed: it has said no more
+    with again:
+        pass
+    events = [one for one in read_events(tmp_path) if one["event"] == HANG]
+    assert len(events) == 1
+    assert "a step, an evaluation or a save took longer than run.step_limit" in events[0]["text"]
+    assert told.causes == (["restart"] if seen else ["hang"])
+    assert "hang: a step" in in_words(read_status(tmp_path), "")
+
+
+def test_an_older_hang_is_not_told_again(run_log: Any, tmp_path: Path) -> None:
+    written, _ = run_log()
+    written.__enter__()
+    written.enter(written._plan, Position(step=7))
+    (tmp_path / "logs").mkdir()
+    old = "[2020-01-01 00:00:00] a step, an evaluation or a save (run.step_limit: 30 s)\nTimeout (0:00:30)!\n"
+    (tmp_path / "logs" / "rank-0.log").write_text(old)
+    again, told = run_log()
+    with again:
+        pass
+    assert read_events(tmp_path) == []
+    assert told.causes == ["restart"]
