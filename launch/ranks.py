@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from data_pipeline.io.files import open_to_write, own_folder
 from data_pipeline.io.redact import printable
 from pretrain.distributed.watchdog import stage_in
 
@@ -62,7 +63,7 @@ def start_ranks(
     SIGUSR1 are forwarded to all ranks, which decide together where to stop. The cause of the first failure is
     printed at the end. After a crash, a kill or a hang all ranks are restarted, up to `restarts` times,
     `restart_delay` seconds later: they resume from the newest checkpoint."""
-    logs.mkdir(parents=True, exist_ok=True)
+    own_folder(logs, parents=True)
     with _Signals() as signals:
         for attempt in range(restarts + 1):
             failed = _one_attempt(arguments, ranks, logs, signals)
@@ -184,7 +185,7 @@ class _Rank:
             **{key: str(value) for key, value in {**place, **meeting}.items()},
         }
         self._before = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as file:
+        with open_to_write(log, "ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "launch.cli", *arguments],
                 env=environment,

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.io.object_store import (
@@ -133,6 +133,46 @@ def writing(where: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
+def open_to_write(path: str | os.PathLike[str], mode: str) -> Any:
+    """Open a local file like `open`, but never through a symbolic link: whoever may write into a folder could make us
+    overwrite any file of our user by one. Raises UserError for a link, OSError."""
+    return open(path, mode, opener=open_unlinked, encoding=None if "b" in mode else "utf-8")
+
+
+def open_unlinked(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a local file like `os.open`, but never through a symbolic link. Raises UserError for a link, OSError."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise linked(path) from None
+
+
+def own_folder(path: Path, *, parents: bool = False) -> Path:
+    """Return the folder, created if it is missing. Raises UserError if its name is a symbolic link, OSError."""
+    if path.is_symlink():
+        raise linked(path)
+    path.mkdir(parents=parents, exist_ok=True)
+    return path
+
+
+def refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Raise UserError if one of these files or folders in `folder`, which may be missing, is a symbolic link."""
+    for name in names:
+        if (folder / name).is_symlink():
+            raise linked(folder / name)
+
+
+def linked(path: str | os.PathLike[str]) -> UserError:
+    """Return the error for a symbolic link where a file or folder of ours has to be."""
+    return UserError(
+        "is a symbolic link, through which nothing is written",
+        where=path,
+        remedy="put in its place what it leads to, or remove it",
+    )
+
+
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a local file that gets its name when the block ends without error, its bytes then synced to disk. If two
@@ -142,7 +182,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     partial = partial_name(final)
     with writing(final):
         try:
-            with open(partial, "wb") as file:
+            with open_to_write(partial, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

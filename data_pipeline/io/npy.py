@@ -7,7 +7,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.io.files import writing
+from data_pipeline.io.files import open_to_write, writing
 
 
 def offsets_of(lengths: Sequence[int] | NDArray) -> NDArray[np.int64]:
@@ -19,7 +19,7 @@ def offsets_of(lengths: Sequence[int] | NDArray) -> NDArray[np.int64]:
 
 def save_column(path: Path, column: NDArray) -> None:
     """Save like numpy.save, whose own error for a full disk only says that fewer bytes were written."""
-    with writing(path), open(path, "wb") as file:
+    with writing(path), open_to_write(path, "wb") as file:
         write_header(file, column.dtype, len(column))
         file.write(np.ascontiguousarray(column).data)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
-from data_pipeline.io.files import writing
+from data_pipeline.io.files import open_to_write, writing
 from data_pipeline.io.mmap import mapped_npy
 from data_pipeline.io.npy import offsets_of, save_column, write_header
 from data_pipeline.records import Corpus
@@ -61,7 +61,7 @@ def save_sorted(corpus: Corpus, folder: Path) -> None:
     starts = corpus.sentence_starts[corpus.document_starts]
     lengths = np.diff(starts)[order]
     numbers = (np.cumsum(lengths) - lengths) // BLOCK_TOKENS
-    with writing(folder / "tokens.npy"), open(folder / "tokens.npy", "wb") as file:
+    with writing(folder / "tokens.npy"), open_to_write(folder / "tokens.npy", "wb") as file:
         write_header(file, corpus.tokens.dtype, len(corpus.tokens))
         for block in np.split(order, np.flatnonzero(np.diff(numbers)) + 1) if len(order) else []:
             if len(block) == 1:

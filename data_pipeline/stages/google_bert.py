@@ -24,6 +24,7 @@ from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import python_stream, shuffle
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import open_bytes, reading
+from data_pipeline.io.files import open_to_write
 from data_pipeline.io.mmap import mapped
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.masking.mask_kernel import emit_masked, mask_sequence, scratch_for
@@ -130,7 +131,7 @@ def read_corpus(
     lines = _lines(files, vocabulary.normalization.lowercase)
     lengths, starts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     sentences, document = 0, -1
-    with open(spool / "text.tokens", "wb") as out:
+    with open_to_write(spool / "text.tokens", "wb") as out:
         for batch in _batches(lines):
             ids, tokens = cache.encode([line for _, line in batch])
             counts.sentences += len(batch)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
+from data_pipeline.io.files import open_to_write
 from data_pipeline.io.npy import offsets_of, opened, save_column, write_header
 from data_pipeline.records import Corpus
 from data_pipeline.stages.corpus_store import open_corpus
@@ -59,7 +60,10 @@ def merge(parts: list[Path], found: list[DocumentRows], folder: Path, threads: i
     save_column(folder / "keys.npy", rows.keys)
     save_column(folder / "sources.npy", rows.sources)
     save_column(folder / "document_starts.npy", document_starts)
-    with open(folder / "tokens.npy", "wb") as tokens, open(folder / "sentence_starts.npy", "wb") as starts:
+    with (
+        open_to_write(folder / "tokens.npy", "wb") as tokens,
+        open_to_write(folder / "sentence_starts.npy", "wb") as starts,
+    ):
         write_header(tokens, open_corpus(parts[0]).tokens.dtype, int(token_starts[-1]))
         write_header(starts, np.dtype(np.int64), int(document_starts[-1]) + 1)
 

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.io.files import writing
+from data_pipeline.io.files import open_to_write, writing
 from data_pipeline.io.mmap import mapped
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.records import OFFSETS, Examples
@@ -27,7 +27,7 @@ def spill(parts: Iterable[Examples], folder: Path) -> Examples:
                     lengths[name].append(np.diff(column))
                     continue
                 if name not in files:
-                    files[name] = stack.enter_context(open(folder / f"instances.{name}", "wb"))
+                    files[name] = stack.enter_context(open_to_write(folder / f"instances.{name}", "wb"))
                 dtypes[name] = column.dtype
                 files[name].write(np.ascontiguousarray(column).data)
     columns = {name: mapped(folder / f"instances.{name}", dtype) for name, dtype in dtypes.items()}

@@ -23,6 +23,7 @@ from data_pipeline.io.files import (
     is_uri,
     join,
     read_bytes,
+    refuse_links,
     remove_partial_files,
     write_once,
     write_whole,
@@ -200,6 +201,7 @@ def _work_folder(settings: DataSettings) -> Path:
 
 
 def _claim_folder(out: Path, identity: dict[str, Any], note: bytes, *, together: bool) -> None:
+    refuse_links(out, (WORK, f"{WORK}/{SHARDS}"))
     if not _is_ours(out / WORK, identity) and out.exists() and any(p.name != WORK for p in out.iterdir()):
         raise UserError(
             "holds other files", where=out, expected="a new or empty folder", remedy="choose another"

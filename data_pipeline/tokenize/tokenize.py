@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.philox import text_key
-from data_pipeline.io.files import writing
+from data_pipeline.io.files import open_to_write, writing
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.records import Corpus, Sentences
 from data_pipeline.sources.read_counts import Counts
@@ -77,7 +77,7 @@ class _Columns:
         self._counts.unknown_tokens += int((ids == self._cache.vocabulary.unk).sum())
         self._counts.unknown_long_words += self._cache.take_long_words()
         if self._spool:
-            with writing(self._spool), open(self._spool, "ab") as file:
+            with writing(self._spool), open_to_write(self._spool, "ab") as file:
                 file.write(
                     np.ascontiguousarray(ids).data
                 )  # on a full disk, tofile only reports missing bytes

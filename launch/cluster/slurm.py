@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import write_whole
+from data_pipeline.io.files import own_folder, write_whole
 from data_pipeline.io.redact import redact
 from launch.cluster.chain import Chain
 from launch.cluster.pipeline import STAGES, Job
@@ -152,7 +152,7 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
     before = place.read_bytes() if place.is_file() else None
     try:
         for job in chain.jobs:
-            job.log.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(job.log.parent, parents=True)
             after = submitted[-1]["job"] if submitted else ""
             number = _sbatch(arguments(job, after), {**environment, **job.environment})
             log = str(job.log).replace("%j", number).replace("%A", number)

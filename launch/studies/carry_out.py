@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError, first_line
+from data_pipeline.io.files import open_to_write, own_folder
 from data_pipeline.stages.executors import ALL, LocalProcesses, Share, processes_for_jobs
 from launch.studies.budget import all_cells, budget_of, first_cells
 from launch.studies.cells import measure
@@ -172,8 +173,8 @@ class Study:
         """Write an error that nobody foresaw into the run's log; return one line that names both."""
         log = self.place.folder / "logs" / f"{cell.name}.log"
         with suppress(OSError):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("a", encoding="utf-8") as file:
+            own_folder(log.parent, parents=True)
+            with open_to_write(log, "a") as file:
                 file.writelines(traceback.format_exception(error))
         return f"{log}: {type(error).__name__}: {first_line(error)} (please report it)"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import launch
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import open_to_write, own_folder
 from launch.ranks import SUPERVISOR, tuning
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell
@@ -57,11 +58,11 @@ def check_model(design: Design, place: Place) -> None:
 def maskmill(arguments: Sequence[str], log: Path) -> tuple[int, str]:
     """Run `maskmill ARGUMENTS` with its output in a file; return its exit code and what it wrote. A training saves
     and ends where this process ends before it."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    own_folder(log.parent, parents=True)
     package = str(Path(launch.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([package, *([inherited] if inherited else [])])
-    with log.open("ab") as file:
+    with open_to_write(log, "ab") as file:
         start = file.tell()
         done = subprocess.run(
             [sys.executable, "-P", "-m", "launch.cli", *arguments],

@@ -152,6 +152,7 @@ def evaluate(
     changes = read_changes(pairs)
     if data is None:
         raise UserError("is missing", where="--data", expected="the folder with the task's files")
+    from data_pipeline.io.files import refuse_links
     from data_pipeline.stages.executors import Share
     from pretrain.evaluate.downstream import parts
     from pretrain.evaluate.downstream.encoders import find_encoders
@@ -161,6 +162,8 @@ def evaluate(
 
     chosen, missing = chosen_tasks(words, suite, data)
     found = find_encoders(model)
+    if out is None:
+        refuse_links(model, [EVALUATION])
     others = list(dict.fromkeys(against or []))
     for folder in others:
         read_other(folder)  # refuses what is none before hours of work

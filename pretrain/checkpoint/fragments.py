@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from data_pipeline.io.files import open_to_write
 from pretrain.optim.flat_layout import Fragment
 
 DTYPES = {
@@ -68,7 +69,7 @@ def write_fragments(path: Path, fragments: Iterable[Fragment]) -> dict[str, str 
     """Write a new safetensors file and sync it to disk; return its name, `bytes` and `sha256`."""
     widest_first = sorted(fragments, key=lambda fragment: -fragment.values.element_size())
     digest, size = hashlib.sha256(), 0
-    with path.open("xb") as file:
+    with open_to_write(path, "xb") as file:
         for part in _parts(widest_first):
             digest.update(part)
             file.write(part)

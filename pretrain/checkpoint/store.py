@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import file_sha256, sync, write_whole, writing
+from data_pipeline.io.files import file_sha256, own_folder, sync, write_whole, writing
 from pretrain.checkpoint.marker import Damaged, Marker, marked, parsed_marker
 from pretrain.run.late_files import wait_until_shown
 
@@ -78,7 +78,7 @@ def _write(path: Path, fragments: "Iterable[Fragment]", wait: float) -> dict[str
 
 
 def _begin(partial: Path) -> None:
-    partial.parent.mkdir(exist_ok=True)  # not its parents: do not recreate a deleted run folder
+    own_folder(partial.parent)  # not its parents: do not recreate a deleted run folder
     partial.mkdir()
 
 

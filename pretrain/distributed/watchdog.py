@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
+from data_pipeline.io.files import open_unlinked, own_folder
 from pretrain.config.settings import RunSettings
 
 STACK_SECONDS = 5.0
@@ -52,8 +53,8 @@ class Watchdog:
         self._rank = str(rank)
         path = folder / "logs" / f"rank-{rank}.log"
         with suppress(OSError):
-            path.parent.mkdir(exist_ok=True)
-            self._log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            own_folder(path.parent)
+            self._log = open_unlinked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def stage(self, name: str) -> None:
         """Begin a stage of the start or of the end. All ranks begin the same ones, in the same order."""

@@ -17,22 +17,42 @@ from omegaconf import OmegaConf
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import sealed_json
-from data_pipeline.io.files import write_once, write_whole
+from data_pipeline.io.files import open_to_write, refuse_links, write_once, write_whole
 from data_pipeline.io.redact import redact
 from pretrain.checkpoint.store import FOLDER, checkpoints
 from pretrain.config.settings import FP8, RunConfig
 from pretrain.objectives.teacher import teacher_identity
 from pretrain.preflight.check_run import Plan
-from pretrain.run.folder import CONFIG, FORMAT, RUN, read_run, read_summary, refuse_another
+from pretrain.run.attempts import ATTEMPTS
+from pretrain.run.folder import CONFIG, FORMAT, RUN, SUMMARY, read_run, read_summary, refuse_another
+from pretrain.run.heartbeat import HEARTBEAT
 from pretrain.run.late_files import folder_wait, wait_until_shown
-from pretrain.run.metrics_file import METRICS, read_metrics
+from pretrain.run.metrics_file import LOST, METRICS, read_metrics
 from pretrain.run.time_budget import shares_digest
+from pretrain.run.uploaded import UPLOADED
 
 if TYPE_CHECKING:
     from pretrain.distributed.world import World
 
 ADAPTING = ("init_positions", "init_new_words")
 """Settings of how the weights of init_from are adapted: of no matter without it, but for the positions of phases."""
+WRITTEN = (
+    *(
+        ".lock",
+        RUN,
+        CONFIG,
+        SUMMARY,
+        METRICS,
+        LOST,
+        ATTEMPTS,
+        HEARTBEAT,
+        UPLOADED,
+        "events.jsonl",
+        "report.html",
+    ),
+    *("logs", FOLDER, f"{FOLDER}/latest", "wandb"),
+)
+"""Files and folders that a run writes in its folder."""
 LOCK_WAIT_SECONDS = 5.0
 """How long a killed process may take to exit, so that the same command can be rerun at once."""
 
@@ -214,7 +234,8 @@ def lock(folder: Path) -> Any:
     """Create and lock the run folder until the process ends or the result is closed. Raises UserError if another
     process still holds the lock after LOCK_WAIT_SECONDS."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / ".lock").open("w")
+    refuse_links(folder, WRITTEN)
+    file = open_to_write(folder / ".lock", "w")
     give_up = time.monotonic() + LOCK_WAIT_SECONDS
     while True:
         try:
@@ -234,5 +255,6 @@ def lock(folder: Path) -> Any:
 
 def refuse_locked(folder: Path) -> None:
     """Raise UserError if another attempt of the run is active. Creates nothing and keeps no lock."""
+    refuse_links(folder, WRITTEN)
     if (folder / ".lock").is_file():
         lock(folder).close()

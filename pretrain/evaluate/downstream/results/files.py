@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import temporary_folder, whole_folder, write_whole
+from data_pipeline.io.files import own_folder, temporary_folder, whole_folder, write_whole
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import defaults
 from pretrain.evaluate.downstream.tasks.base import Scores
@@ -166,7 +166,7 @@ def write_result(out: Path, task: str, note: dict[str, Any]) -> Path:
 
 def _write(path: Path, note: dict[str, Any]) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path.parent, parents=True)
     except OSError as error:
         raise UserError(
             f"cannot be written: {error.strerror}", where=path.parent, remedy="--out FOLDER writes elsewhere"
