@@ -19,7 +19,9 @@ def main() -> None:
     """Run the command line: exit code 2 and one line for what a person can fix, 130 after Ctrl-C."""
     sys.excepthook = _show_traceback
     end_with_supervisor(os.environ)
-    os.environ.update(compile_caches(os.environ))  # of this process, and of the ranks that it starts
+    os.environ.update(
+        compile_caches(os.environ, say=_say_error)
+    )  # of this process, and of the ranks that it starts
     if (
         "RANK" in os.environ
     ):  # DeepSpeed's launcher puts this before the verb; the environment says it as well
@@ -51,10 +53,14 @@ def _show_traceback(kind: type[BaseException], error: BaseException, trace: Trac
     print(printable(text), end="", file=sys.stderr, flush=True)
 
 
+def _say_error(line: str) -> None:
+    print(printable(f"maskmill: {line}"), file=sys.stderr, flush=True)
+
+
 def fail(line: str, code: int) -> None:
     """Prints `maskmill: line` to stderr, if there is something to say, and ends the process."""
     if line:
-        print(printable(f"maskmill: {line}"), file=sys.stderr, flush=True)
+        _say_error(line)
     raise SystemExit(code)
 
 

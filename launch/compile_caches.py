@@ -3,54 +3,77 @@
 torch's Inductor takes a folder of the user's name in the folder for temporary files, Triton one below HOME. In a
 container both end with it, so that every start compiles anew; and torch 2.11's Inductor raises KeyError where the
 container runs as a number that /etc/passwd lacks. So both get a folder beside numba's (NUMBA_CACHE_DIR, which the
-images set), or one of the user's own. On any other machine their own choices stay.
+images set), or one of the user's own. On any other machine their own choices stay, unless others may write there:
+what is compiled is executed (data_pipeline/io/caches.py).
 
 Imports no torch: the environment has to be there before it, in every rank.
 """
 
 import getpass
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from data_pipeline.io.caches import user_caches
+from data_pipeline.io.caches import choose_cache, not_private, own_temporary_folder, user_caches
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """The variables that name the caches, and the folder of each."""
 
 
-def compile_caches(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of CACHES to add to `environment`: none that it has, and none where their own choice
-    will do. Creates nothing."""
-    if not environment.get("NUMBA_CACHE_DIR") and _has_name():
-        return {}
-    folder = next((folder for folder in _places(environment) if _takes_files(folder)), None)
-    if folder is None:
-        return {}
-    return {name: str(folder / own) for name, own in CACHES.items() if not environment.get(name)}
+def compile_caches(
+    environment: Mapping[str, str], say: Callable[[str], None] | None = None
+) -> dict[str, str]:
+    """Return the variables of CACHES to add to `environment`, or to change in it: none where its own choice, or the
+    library's, will do. A choice into which others may write is changed, with a line to `say`. Creates nothing."""
+    found: dict[str, str] = {}
+    lines: list[str] = []
+
+    def choose(name: str, theirs: Path | None, places: Iterable[Path]) -> None:
+        reason = not_private(theirs) if theirs else ""
+        if theirs and not reason:
+            return
+        chosen = choose_cache(places)
+        if chosen is not None:
+            found[name] = str(chosen.folder)
+            why = f"not in {theirs}: {reason}" if reason else chosen.why
+            lines.extend([f"compiled code is kept in {chosen.folder}, {why}"] if why else [])
+
+    if numba := environment.get("NUMBA_CACHE_DIR"):
+        elsewhere = {key: value for key, value in environment.items() if key != "NUMBA_CACHE_DIR"}
+        choose("NUMBA_CACHE_DIR", Path(numba), (folder / "numba" for folder in _places(elsewhere)))
+    for name, own in CACHES.items():
+        places = _places({**environment, **found})
+        choose(name, _own_choice(name, environment), (folder / own for folder in places))
+    if lines and say:
+        say(lines[0])  # the others have the same reason
+    return found
+
+
+def _own_choice(name: str, environment: Mapping[str, str]) -> Path | None:
+    """Return the folder that the environment names, or that the library takes where it is not lost with a container
+    and its user has a name; else None."""
+    if environment.get(name):
+        return Path(environment[name])
+    if environment.get("NUMBA_CACHE_DIR") or not _has_name():
+        return None
+    if name == "TORCHINDUCTOR_CACHE_DIR":
+        return Path(tempfile.gettempdir()) / f"torchinductor_{re.sub(_NO_PATH, '_', getpass.getuser())}"
+    return Path(environment.get("HOME") or os.path.expanduser("~")) / ".triton" / "cache"
+
+
+_NO_PATH = r'[\\/:*?"<>|]'
+"""What Inductor replaces in a user's name."""
 
 
 def _places(environment: Mapping[str, str]) -> Iterator[Path]:
     """Yield where the caches may be, the best first: as data_pipeline/compiled/jit.py has it, but for the modules'
-    own folder, and with one that is sure to take files."""
+    own folder."""
     if named := environment.get("NUMBA_CACHE_DIR"):
         yield Path(named).absolute().parent
     yield from user_caches(environment)
-    yield Path(tempfile.gettempdir()) / f"maskmill-{os.getuid()}"
-
-
-def _takes_files(folder: Path) -> bool:
-    """Return whether this process may write into the folder, which may have yet to be created. One of somebody else
-    in the folder for temporary files would be code of theirs: it is refused."""
-    if (
-        folder.parent == Path(tempfile.gettempdir())
-        and folder.exists()
-        and folder.stat().st_uid != os.getuid()
-    ):
-        return False
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    yield own_temporary_folder()
 
 
 def _has_name() -> bool:

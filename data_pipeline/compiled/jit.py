@@ -4,37 +4,53 @@ Use `jit` for nearly every loop, `inlined` inside the hottest ones, `allocating`
 """
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core.options import DefaultOptions
 
-from data_pipeline.io.caches import hash_sources, package_folder, user_caches
-
-
-def _writable(folders: Sequence[Path]) -> Path:
-    """Return the first of these that is writable, created if needed; the last if none is."""
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    return folders[-1]
+from data_pipeline.io.caches import (
+    choose_cache,
+    hash_sources,
+    make_private,
+    own_temporary_folder,
+    package_folder,
+    user_caches,
+)
+from data_pipeline.io.redact import printable
 
 
 def _places() -> list[Path]:
     """List where compiled code may be cached: NUMBA_CACHE_DIR, next to the modules, and, for a container or a
     package that the system installed, the user's own cache."""
     named = [Path(_config.CACHE_DIR)] if _config.CACHE_DIR else []
-    return [*named, Path(__file__).parent / "__pycache__", *user_caches(os.environ)]
+    return [*named, Path(__file__).parent / "__pycache__", *user_caches(os.environ), own_temporary_folder()]
+
+
+def _cache_folder() -> Path:
+    """Return where compiled code is cached, created if needed: numba loads pickles from it, so it is this user's alone.
+    Where no folder is, one that is used once."""
+    chosen = choose_cache(_places())
+    if chosen is not None and not chosen.why:
+        with suppress(OSError):
+            make_private(chosen.folder)
+            return chosen.folder
+    folder = chosen.folder if chosen is not None else Path(tempfile.mkdtemp(prefix="maskmill-"))
+    if chosen is not None:
+        make_private(folder)
+        line = f"maskmill: compiled code is kept in {folder}, {chosen.why}"
+        print(printable(line), file=sys.stderr, flush=True)
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)  # for the processes that this one starts, without the line
+    return folder
 
 
 _config: Any = numba.config
-_COMPILED = _writable(_places()) / hash_sources(package_folder(__name__))
+_COMPILED = _cache_folder() / hash_sources(package_folder(__name__))
 
 
 # A function that allocates nothing needs no reference counts for its arrays. numba still counts at every call of an

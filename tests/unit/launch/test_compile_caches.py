@@ -56,7 +56,8 @@ def test_a_folder_that_takes_no_files_is_passed_over(
     assert compile_caches({"HOME": str(tmp_path / "work")})["TRITON_CACHE_DIR"] == str(own / "triton")
     own.mkdir(parents=True)
     monkeypatch.setattr(os, "getuid", lambda: NAMELESS)
-    (tmp_path / "tmp" / f"maskmill-{NAMELESS}").mkdir()  # named after this user, but not of this user
+    (tmp_path / "tmp" / f"maskmill-{NAMELESS}").mkdir()  # named after this user, but not of this user alone
+    (tmp_path / "tmp" / f"maskmill-{NAMELESS}").chmod(0o777)
     assert compile_caches({"HOME": str(tmp_path / "work")}) == {}
 
 
