@@ -34,10 +34,10 @@ from data_pipeline.sources.source_snapshot import LOG, contents, what_changed
 from data_pipeline.stages.executors import ALL, Share, Workers, backend_of, missing
 from data_pipeline.stages.google_bert import exact_examples
 from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage
-from data_pipeline.stages.tasks import deliver, ready
+from data_pipeline.stages.tasks import SAMPLED_PARTS, deliver, ready, sampled_fit
 from data_pipeline.stages.workspace import WORK, Workspace, close_workspace, open_workspace
-from data_pipeline.tokenize.coverage import refuse_unknown, sampled_fit, unknown_share
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.fit import refuse_unknown, unknown_share
 
 DISCOVER, PLAN, FINISH = "discover", "plan", "finish"
 
@@ -148,11 +148,13 @@ def _checked(settings: DataSettings) -> Vocabulary:
 
 
 def _try_vocabulary(workspace: Workspace, warn: Warn) -> None:
-    """Judge the vocabulary by a sample of the text, before hours of work. Raises UserError where it does not fit."""
+    """Judge the vocabulary by a sample of the text, before hours of work. Raises UserError where it does not fit; of
+    few parts, which are soon read, the beginnings may be unlike the rest, and only all of the text decides."""
     if missing(READ.done(workspace), len(workspace.parts)):
         found = sampled_fit(workspace.parts, workspace.settings, workspace.vocabulary)
         of = "the tokens of a sample of the text"
-        refuse_unknown(found.counts.as_dict(), workspace.settings.vocab, of)
+        if len(workspace.parts) >= SAMPLED_PARTS:
+            refuse_unknown(found.counts.as_dict(), workspace.settings.vocab, of)
         for warning in found.warnings(of):
             warn(warning)
 

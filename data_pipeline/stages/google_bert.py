@@ -39,9 +39,9 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.stages.spill import spill
-from data_pipeline.tokenize.coverage import refuse_unknown
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import Vocabulary
+from data_pipeline.vocabulary.fit import refuse_unknown
 from data_pipeline.vocabulary.wordpiece import WordPiece
 
 WORD_CHARACTERS = 200

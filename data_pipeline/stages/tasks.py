@@ -10,7 +10,7 @@ Each reads files, writes files that get their final name once complete, and retu
     write_range     a range of documents of a pool -> one shard
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from data_pipeline.io.files import exists, join, temporary_folder, whole_folder,
 from data_pipeline.io.mmap import release
 from data_pipeline.io.object_store import upload
 from data_pipeline.masking.corruption import Corruption
-from data_pipeline.records import Examples, concatenate
+from data_pipeline.records import Document, Examples, concatenate
 from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.example_order import arrangement
@@ -42,8 +42,12 @@ from data_pipeline.stages.spill import spill
 from data_pipeline.tokenize.sentences import split
 from data_pipeline.tokenize.tokenize import tokenize
 from data_pipeline.tokenize.word_cache import WordCache
-from data_pipeline.vocabulary.files import load_vocabulary
+from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.fit import Fit, Stripped, stripped
 
+SAMPLED_PARTS = 16
+SAMPLED_CHARACTERS = 1 << 16
+"""Characters of each sampled part by which a vocabulary is judged: less than a second for all of them."""
 MAX_TOKENS_IN_MEMORY = 1 << 25
 """A shard of more tokens, such as one with a huge document, is assembled on disk."""
 
@@ -61,6 +65,28 @@ def read_source(
         save_sorted(corpus, folder)
         raw.unlink()
     return {"documents": len(corpus), "tokens": len(corpus.tokens), "counts": counts.as_dict()}
+
+
+def sampled_fit(parts: Sequence[SourceFile], settings: DataSettings, vocabulary: Vocabulary) -> Fit:
+    """Judge the vocabulary by the beginnings of at most SAMPLED_PARTS parts, evenly spaced. Raises UserError for a part
+    that cannot be read."""
+    places = range(SAMPLED_PARTS if parts else 0)
+    chosen = dict.fromkeys(parts[i * len(parts) // SAMPLED_PARTS] for i in places)
+    heads = [head for part in chosen for head in _heads(part, settings)]
+    counts = Counts()
+    tokenize((split(head, settings, counts) for head in heads), WordCache(vocabulary), counts)
+    return Fit(counts, stripped(head.text for head in heads) if vocabulary.strips_accents else Stripped(0, 0))
+
+
+def _heads(part: SourceFile, settings: DataSettings) -> Iterator[Document]:
+    """Yield the documents at the beginning of a part, cut after SAMPLED_CHARACTERS characters in all."""
+    left = SAMPLED_CHARACTERS
+    for document in read(part, settings, Counts()):
+        head = document.text[:left]
+        yield Document(document.id, head, document.source)
+        left -= len(head)
+        if left <= 0:
+            return
 
 
 def ready() -> None:

@@ -1,4 +1,4 @@
-"""Protect a trained vocabulary from being overwritten, and measure whether it is too small for its text.
+"""Protect a trained vocabulary from being overwritten.
 
 VOCABULARY_LOG, next to the vocabulary, records the sources and settings it was trained from: rerunning the same command
 finds it finished, and any other command is refused.
@@ -17,10 +17,6 @@ from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary, save_vocabulary
 
 VOCABULARY_LOG = "vocabulary.log.json"
-CHECKED_CHARACTERS = 1 << 18
-"""Characters of text encoded to judge a vocabulary: less than a second."""
-COARSE_SHARE = 0.8
-"""Maximum share of word pieces that may be single characters or unknown."""
 ONLY_EXTENDING = ("new_words", "min_gain")
 EXTENDING = (*ONLY_EXTENDING, "min_frequency", "sample_mb")
 """Vocabulary settings of an extension, and those of them that nothing else uses."""
@@ -62,34 +58,6 @@ def save_trained(
     """Write the vocabulary into data.vocab, behind a record of what it was trained from."""
     facts = {"made_from": _made_from(settings, vocabulary, extends), "sha256": trained.sha256}
     save_vocabulary(trained, settings.vocab, {VOCABULARY_LOG: canonical_json(facts, indent=1)})
-
-
-def coarseness(vocabulary: Vocabulary, text: str) -> float:
-    """Compute the share of single-character and unknown pieces among the pieces of the words of several characters in
-    `text`; 0 if there are no such words, as in Chinese."""
-    encoding = vocabulary.tokenizer.encode(text[:CHECKED_CHARACTERS], add_special_tokens=False)
-    offsets, ids = encoding.offsets, encoding.ids  # each access makes new lists
-    words: dict[int, list[int]] = {}
-    for piece, word in enumerate(encoding.word_ids):
-        if word is not None:
-            words.setdefault(word, []).append(piece)
-    pieces = single = 0
-    for members in words.values():
-        spans = [_visible(text, *offsets[piece]) for piece in members]
-        if max(stop for _, stop in spans) - min(start for start, _ in spans) > 1:
-            pieces += len(members)
-            single += sum(
-                stop - start <= 1 or ids[piece] == vocabulary.unk
-                for piece, (start, stop) in zip(members, spans, strict=True)
-            )
-    return single / max(pieces, 1)
-
-
-def _visible(text: str, start: int, stop: int) -> tuple[int, int]:
-    """Return the span without the white space that a piece begins with."""
-    while start < stop and text[start].isspace():
-        start += 1
-    return start, stop
 
 
 def _made_from(settings: DataSettings, vocabulary: VocabularySettings, extends: str) -> dict[str, Any]:

@@ -27,13 +27,8 @@ from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_weights import repeats, source_weights
 from data_pipeline.vocabulary.base import Vocabulary
-from data_pipeline.vocabulary.check import (
-    CHECKED_CHARACTERS,
-    COARSE_SHARE,
-    coarseness,
-    save_trained,
-    trained_before,
-)
+from data_pipeline.vocabulary.check import save_trained, trained_before
+from data_pipeline.vocabulary.fit import CHECKED_CHARACTERS, trained_fit
 from data_pipeline.vocabulary.train import train_vocabulary
 
 READ_FACTOR = 20
@@ -47,7 +42,7 @@ def learn_vocabulary(
     warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[Vocabulary, bool]:
     """Train a vocabulary on a sample of the sources and write it into the folder data.vocab; return it, and False if
-    it already existed. `warn` is called if the vocabulary is too small.
+    it already existed. `warn` is called with what speaks against the vocabulary or the text.
 
     Raises UserError, before reading, if the folder holds another vocabulary."""
     required(settings.vocab, "data.vocab", "a folder for the vocabulary")
@@ -56,13 +51,10 @@ def learn_vocabulary(
     head: list[str] = []
     with stage("learning a vocabulary from documents", 0) as advance:
         documents = sample(settings, vocabulary.sample_mb * 1_000_000, advance)
-        result = train_vocabulary(_noting(documents, head), vocabulary)
+        result = train_vocabulary(_noting(documents, head), vocabulary, warn)
     save_trained(result, settings, vocabulary)
-    if (share := coarseness(result, "\n".join(head))) > COARSE_SHARE:
-        warn(
-            f"vocabulary.size={vocabulary.size} leaves little but single characters: {share:.0%} of the pieces of the "
-            "text's words are single characters or unknown; a larger vocabulary.size has words"
-        )
+    for warning in trained_fit(result, "\n".join(head), vocabulary.size):
+        warn(warning)
     return result, True
 
 

@@ -12,20 +12,24 @@ The same text gives the same vocabulary on any number of threads, which no libra
 Memory beyond the text, measured: for 200 MB of English 0.2 GB as wordpiece or bpe, 0.6 as unigram. Scripts without
 spaces have words as long as sentences, and few of them twice: 6.7 MB of Chinese and Japanese took 0.05 GB as
 wordpiece, 0.2 as unigram, 0.3 as bpe.
+
+The time of all three trainers grows with the square of a word's length, or faster: one base64 string of 400 kB took
+hours. So words of more than LONGEST_WORD characters are cut.
 """
 
 import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import sentencepiece
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, first_line
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
 from data_pipeline.vocabulary import byte_bpe, unigram, wordpiece
@@ -37,15 +41,24 @@ PIECE = 1 << 16
 """Approximate characters passed to a library at a time: it needs about a hundred bytes for each."""
 THREADS = 4
 """Threads of SentencePiece's trainer; they affect its result."""
+LONGEST_WORD = 1000
+"""Maximum characters between white space that a library is given as one: four times the longest of Chinese and Japanese
+encyclopedias."""
 MOST_32_BIT = 1 << 29
 """Maximum characters of distinct words for which SentencePiece's trainer can count in 32 bits."""
 
 _SPACE = re.compile(r"[ \t\n\r]")
+_SPACES = (b" ", b"\n", b"\t", b"\r")
 _RESERVED = "\0\u2585"  # reserved by SentencePiece's trainer
 
 
-def train_vocabulary(documents: Iterable[Document], settings: VocabularySettings) -> Vocabulary:
-    """Train a vocabulary of the kind `settings.kind` on the documents' words.
+def train_vocabulary(
+    documents: Iterable[Document],
+    settings: VocabularySettings,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Vocabulary:
+    """Train a vocabulary of the kind `settings.kind` on the documents' words; `warn` is called where some are too long
+    to learn from as they are.
 
     wordpiece: the special tokens ([PAD] is 0), the alphabet (the most frequent characters), then the merges.
     bpe: RoBERTa's first four special tokens, the 256 bytes, the merges, <mask>.
@@ -53,13 +66,62 @@ def train_vocabulary(documents: Iterable[Document], settings: VocabularySettings
     descending probability, including the alphabet.
 
     Has fewer than `settings.size` entries if the text has no more pairs that are frequent enough. Raises UserError if
-    there is no text, or no entry left besides the special tokens and bytes."""
+    there is no text, no entry left besides the special tokens and bytes, or a library gives up."""
     train, least = _KINDS[settings.kind]
     if settings.size < least:
         raise UserError(
             f"{settings.size} entries are too few", where="vocabulary.size", expected=f"at least {least}"
         )
-    return train([document.text.encode("utf-8", "replace") for document in documents], settings)
+    long: list[int] = []
+    texts = [_cut_words(document.text.encode("utf-8", "replace"), long) for document in documents]
+    if long:
+        several = len(long) > 1
+        warn(
+            f"warning: {len(long):,} word{'s' * several} of more than {LONGEST_WORD:,} characters, the longest of "
+            f"{max(long):,}, {'were' if several else 'was'} cut: base64, sequences of letters, or text without spaces"
+        )
+    return train(texts, settings)
+
+
+def _cut_words(text: bytes, long: list[int]) -> bytes:
+    """Return the text with a line feed after every LONGEST_WORD characters of a word that has more; the lengths of such
+    words are added to `long`."""
+    kept, copied, at = [], 0, 0
+    while len(text) - at > LONGEST_WORD:
+        last = next(
+            (end for space in _SPACES if (end := text.rfind(space, at, at + LONGEST_WORD + 1)) >= 0), -1
+        )
+        if last >= 0:  # what is before it is short enough
+            at = last + 1
+            continue
+        ends = (text.find(space, at + LONGEST_WORD) for space in _SPACES)
+        stop = min((end for end in ends if end >= 0), default=len(text))
+        word = text[at:stop].decode()
+        if len(word) > LONGEST_WORD:
+            long.append(len(word))
+            cuts = (word[i : i + LONGEST_WORD] for i in range(0, len(word), LONGEST_WORD))
+            kept += [text[copied:at], "\n".join(cuts).encode()]
+            copied = stop
+        at = stop
+    return b"".join([*kept, text[copied:]]) if kept else text
+
+
+@contextmanager
+def _library(name: str) -> Iterator[None]:
+    """Turn what a library raises into a UserError."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"  # of Rust's libraries: no Exception
+        if not (isinstance(error, Exception) or panic):
+            raise
+        raise UserError(
+            f"{name} cannot learn a vocabulary from this text: {first_line(error)}",
+            where="data.sources",
+            remedy="choose another vocabulary.kind, vocabulary.size or vocabulary.sample_mb",
+        ) from None
 
 
 def lower_cases(settings: VocabularySettings) -> bool:
@@ -95,7 +157,8 @@ def _wordpiece(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
         continuing_subword_prefix=wordpiece.CONTINUATION,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_pieces(texts), trainer)
+    with _library("the tokenizers library"):
+        tokenizer.train_from_iterator(_pieces(texts), trainer)
     ids = tokenizer.get_vocab()
     return wordpiece.make_vocabulary(
         sorted(ids, key=ids.__getitem__), wordpiece.Normalization(lower_cases(settings)), "data.sources"
@@ -110,15 +173,14 @@ def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
     form: byte_bpe.Form = "lowercase" if lower_cases(settings) else ""
     empty = byte_bpe.make_vocabulary([*first, mask], [], form, "data.sources")
     tokenizer = Tokenizer.from_str(empty.json)
-    tokenizer.train_from_iterator(
-        _pieces(texts),
-        trainers.BpeTrainer(
-            vocab_size=settings.size - 1,
-            min_frequency=settings.min_frequency,
-            special_tokens=first,  # the trainer's word for "numbered first, in this order"
-            show_progress=False,
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.size - 1,
+        min_frequency=settings.min_frequency,
+        special_tokens=first,  # the trainer's word for "numbered first, in this order"
+        show_progress=False,
     )
+    with _library("the tokenizers library"):
+        tokenizer.train_from_iterator(_pieces(texts), trainer)
     model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [(a, b) for a, b in model["merges"]]
@@ -142,25 +204,26 @@ def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
     counts = _counted(words, alphabet)
     del words
     found = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(f"{word}\t{count}" for word, count in sorted(counts.items())),
-        model_writer=found,
-        model_type="unigram",
-        vocab_size=settings.size - len(reserved) + 1,  # its own <unk>
-        hard_vocab_limit=False,
-        input_format="tsv",
-        normalization_rule_name="identity",
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        character_coverage=1.0,
-        max_sentence_length=1 << 30,
-        unk_id=0,
-        bos_id=-1,
-        eos_id=-1,
-        num_threads=THREADS,
-        train_extremely_large_corpus=sum(map(len, counts)) > MOST_32_BIT,
-        minloglevel=2,
-    )
+    with _library("SentencePiece"):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(f"{word}\t{count}" for word, count in sorted(counts.items())),
+            model_writer=found,
+            model_type="unigram",
+            vocab_size=settings.size - len(reserved) + 1,  # its own <unk>
+            hard_vocab_limit=False,
+            input_format="tsv",
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            character_coverage=1.0,
+            max_sentence_length=1 << 30,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            num_threads=THREADS,
+            train_extremely_large_corpus=sum(map(len, counts)) > MOST_32_BIT,
+            minloglevel=2,
+        )
     model = sentencepiece.SentencePieceProcessor(model_proto=found.getvalue())
     # Scores are float32: their shortest digits, for a short tokenizer.json.
     learnt = {model.id_to_piece(i): float(str(np.float32(model.get_score(i)))) for i in range(1, len(model))}

@@ -147,7 +147,7 @@ def _say_of(index: "Index") -> None:
     """Print what these shards show against their settings, vocabulary or text."""
     from data_pipeline.masking.mask_budget import measured_note
     from data_pipeline.shards.statistics import held_out_note
-    from data_pipeline.tokenize.coverage import unknown_note
+    from data_pipeline.vocabulary.fit import unknown_note
 
     _say(measured_note(index))
     reading = index.statistics.get("reading")

@@ -62,7 +62,7 @@ IMPORTS = {
     "data_pipeline/stages": (
         "compiled io masking records sequences settings shards sources tokenize vocabulary"
     ),
-    "data_pipeline/prepare": "io loader records settings shards sources stages tokenize vocabulary",
+    "data_pipeline/prepare": "io loader records settings shards sources stages vocabulary",
     "pretrain/config": "",
     "pretrain/optim": "config",
     "pretrain/distributed": "config optim",

@@ -1,24 +1,18 @@
-"""Judge whether a vocabulary fits a text: how many of its tokens are unknown, and how many words lose their marks.
+"""Judge whether a vocabulary fits a text: how many tokens are unknown or single characters, and how many words lose
+their marks.
 
-A text in which most tokens are unknown teaches nothing, and a shard of it looks like any other. So `prepare` looks at
-the beginnings of some parts of the sources before it works for hours, and at the counts of the tokenized text before
-it plans a shard.
+A text in which most tokens are unknown teaches nothing, and a shard of it looks like any other. So `prepare` judges a
+sample of the text before it works for hours, and the counts of the tokenized text before it plans a shard; `vocab`
+judges what it has trained.
 """
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.records import Document
-from data_pipeline.settings import DataSettings
-from data_pipeline.sources.discover import read
 from data_pipeline.sources.read_counts import Counts
-from data_pipeline.sources.source_file import SourceFile
-from data_pipeline.tokenize.sentences import split
-from data_pipeline.tokenize.tokenize import tokenize
-from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
 
 WARN_UNKNOWN = 0.05
@@ -28,9 +22,10 @@ REFUSE_UNKNOWN = 0.5
 WARN_STRIPPED = 0.01
 """Share of words that lose marks above which `vocab` and `prepare` warn."""
 WARNING = "warning: "
-SAMPLED_PARTS = 16
-SAMPLED_CHARACTERS = 1 << 16
-"""Characters read from the beginning of each sampled part: less than a second for all of them."""
+CHECKED_CHARACTERS = 1 << 18
+"""Characters of text encoded to judge a trained vocabulary: less than a second."""
+COARSE_SHARE = 0.8
+"""Maximum share of word pieces that may be single characters or unknown."""
 
 
 class Stripped(NamedTuple):
@@ -55,25 +50,6 @@ class Fit(NamedTuple):
             yield note
         if note := marks_note(self.marks):
             yield note
-
-
-def sampled_fit(parts: Sequence[SourceFile], settings: DataSettings, vocabulary: Vocabulary) -> Fit:
-    """Judge `vocabulary` by the beginnings of at most SAMPLED_PARTS parts, evenly spaced. Raises UserError for a part
-    that cannot be read."""
-    chosen = [parts[i * len(parts) // SAMPLED_PARTS] for i in range(SAMPLED_PARTS)] if parts else []
-    return fit(
-        [head for part in dict.fromkeys(chosen) for head in _heads(part, settings)], settings, vocabulary
-    )
-
-
-def fit(documents: Sequence[Document], settings: DataSettings, vocabulary: Vocabulary) -> Fit:
-    """Judge `vocabulary` by these documents."""
-    counts = Counts()
-    tokenize((split(document, settings, counts) for document in documents), WordCache(vocabulary), counts)
-    marks = Stripped(0, 0)
-    if vocabulary.strips_accents:
-        marks = stripped(text for document in documents for text in document.passages)
-    return Fit(counts, marks)
 
 
 def stripped(texts: Iterable[str]) -> Stripped:
@@ -156,12 +132,47 @@ def _count(reading: Mapping[str, Any], name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _heads(part: SourceFile, settings: DataSettings) -> Iterator[Document]:
-    """Yield the documents at the beginning of a part, cut after SAMPLED_CHARACTERS characters in all."""
-    left = SAMPLED_CHARACTERS
-    for document in read(part, settings, Counts()):
-        head = document.text[:left]
-        yield Document(document.id, head, document.source)
-        left -= len(head)
-        if left <= 0:
-            return
+def trained_fit(vocabulary: Vocabulary, text: str, size: int) -> Iterator[str]:
+    """Say what speaks against a vocabulary trained with vocabulary.size=`size` on text that begins with `text`."""
+    encoding = vocabulary.tokenizer.encode(text[:CHECKED_CHARACTERS], add_special_tokens=False)
+    offsets, ids = encoding.offsets, encoding.ids  # each access makes new lists
+    words: dict[int, list[int]] = {}
+    for piece, word in enumerate(encoding.word_ids):
+        if word is not None:
+            words.setdefault(word, []).append(piece)
+    unknown = [offsets[piece] for piece, number in enumerate(ids) if number == vocabulary.unk]
+    long = sum(stop - start > vocabulary.longest_word > 0 for start, stop in unknown)
+    reading = {"tokens": len(ids), "unknown_tokens": len(unknown), "unknown_long_words": long}
+    if (note := unknown_note(reading, "the tokens of the text that was learnt from")).startswith(WARNING):
+        yield note
+    elif (share := _coarseness(text, words, offsets, ids, vocabulary.unk)) > COARSE_SHARE:
+        yield (
+            f"vocabulary.size={size} leaves little but single characters: {share:.0%} of the pieces of the "
+            "text's words are single characters or unknown; a larger vocabulary.size has words"
+        )
+    if vocabulary.strips_accents and (note := marks_note(stripped([text]))):
+        yield note
+
+
+def _coarseness(
+    text: str, words: Mapping[int, list[int]], offsets: list[tuple[int, int]], ids: list[int], unknown: int
+) -> float:
+    """Compute the share of single-character and unknown pieces among the pieces of the words of several characters in
+    `text`; 0 if there are no such words, as in Chinese. `words`: the pieces of each."""
+    pieces = single = 0
+    for members in words.values():
+        spans = [_visible(text, *offsets[piece]) for piece in members]
+        if max(stop for _, stop in spans) - min(start for start, _ in spans) > 1:
+            pieces += len(members)
+            single += sum(
+                stop - start <= 1 or ids[piece] == unknown
+                for piece, (start, stop) in zip(members, spans, strict=True)
+            )
+    return single / max(pieces, 1)
+
+
+def _visible(text: str, start: int, stop: int) -> tuple[int, int]:
+    """Return the span without the white space that a piece begins with."""
+    while start < stop and text[start].isspace():
+        start += 1
+    return start, stop

@@ -9,8 +9,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.prepare import prepare, prepare_share
 from data_pipeline.settings import VocabularySettings
 from data_pipeline.shards.index import INDEX, Index
-from data_pipeline.tokenize import coverage
-from data_pipeline.tokenize.coverage import refuse_unknown, stripped, unknown_note, without_marks
+from data_pipeline.stages import tasks
+from data_pipeline.vocabulary.fit import refuse_unknown, stripped, unknown_note, without_marks
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import Maskmill, described, write_text
 from tests.factories.preparations import settings_for, silent
@@ -42,10 +42,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def of(text: Path, tmp_path: Path, content: str, **options: object):  # type: ignore[no-untyped-def]
-    """Settings for a corpus of this text, as two documents of their own, and an out folder beside it."""
+def of(text: Path, tmp_path: Path, content: str, files: int = 2, **options: object):  # type: ignore[no-untyped-def]
+    """Settings for a corpus of this text, in so many files, and an out folder beside it."""
     (tmp_path / "corpus").mkdir(exist_ok=True)
-    for name in "ab":
+    for name in range(files):
         (tmp_path / "corpus" / f"{name}.txt").write_text(content, encoding="utf-8")
     own = {"vocab": f"{text}/wordpiece", "held_out": 0.0} | options
     return settings_for(tmp_path, tmp_path / "out", **own)
@@ -55,7 +55,7 @@ def of(text: Path, tmp_path: Path, content: str, **options: object):  # type: ig
 def test_text_that_is_mostly_unknown_is_refused_before_it_is_read(
     text: Path, tmp_path: Path, name: str
 ) -> None:
-    settings = of(text, tmp_path, TEXTS[name])
+    settings = of(text, tmp_path, TEXTS[name], files=tasks.SAMPLED_PARTS)
     with pytest.raises(UserError) as error:
         prepare(settings, silent)
     line = str(error.value)
@@ -67,7 +67,7 @@ def test_text_that_is_mostly_unknown_is_refused_before_it_is_read(
     assert not list((tmp_path / "out").rglob("read*"))
     with pytest.raises(UserError, match=r"100\.0% of the tokens"):
         prepare_share(settings, silent, "discover")
-    index, _ = prepare(of(text, tmp_path, TEXTS[name], vocab=f"{text}/bpe"), silent)
+    index, _ = prepare(of(text, tmp_path, TEXTS[name], vocab=f"{text}/bpe"), silent, warn=pytest.fail)
     assert index.statistics["unknown_share"] == 0.0
 
 
@@ -75,9 +75,9 @@ def test_text_that_is_mostly_unknown_is_refused_before_it_is_read(
 def test_text_that_is_unknown_behind_its_beginning_is_refused_before_a_shard(
     text: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coverage, "SAMPLED_CHARACTERS", 40)
+    monkeypatch.setattr(tasks, "SAMPLED_CHARACTERS", 40)
     known = "the sea and the ship sailed over dark water. "
-    settings = of(text, tmp_path, f"{known}\n\n{TEXTS[name]}")
+    settings = of(text, tmp_path, f"{known}\n\n{TEXTS[name]}", files=tasks.SAMPLED_PARTS)
     with pytest.raises(UserError, match=r"of the text's tokens are unknown"):
         prepare(settings, silent)
     assert (tmp_path / "out/.work/read-done").is_dir()
@@ -88,6 +88,20 @@ def test_text_that_is_unknown_behind_its_beginning_is_refused_before_a_shard(
     with pytest.raises(UserError, match=r"of the text's tokens are unknown"):
         prepare_share(settings, silent, "plan")
     assert not (tmp_path / "out" / INDEX).exists()
+
+
+def test_few_parts_are_judged_as_a_whole(text: Path, tmp_path: Path) -> None:
+    """Their beginnings are unknown, and most of the rest is known; or that is not."""
+    for times, refused in ((30, False), (1, True)):
+        known = "the sea and the ship sailed over dark water.\n\n" * times
+        settings = of(text, tmp_path, f"{TEXTS['greek']}\n\n{known}")
+        settings.out, said = f"{tmp_path}/{times}", list[str]()
+        if refused:
+            with pytest.raises(UserError, match="of the text's tokens"):
+                prepare(settings, silent, warn=said.append)
+        else:
+            assert prepare(settings, silent, warn=said.append)[0].statistics["unknown_share"] > 0.3
+        assert said[0].startswith("warning: ")
 
 
 @pytest.mark.parametrize("name", TEXTS)
