@@ -170,7 +170,7 @@ def read_run(folder: Path) -> RunRecord:
     logged = read(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
     damaged = len(sorted_lines(folder)[1])
     if damaged > is_torn(folder):  # a torn last line is one that the run is writing, or that a kill left
-        complaints.append(f"{METRICS} has damaged lines, which are left out here.")
+        complaints.append(f"Damaged lines of {METRICS}, left out here: {damaged}.")
     lines = [line for line in logged if line.get("kind") != TRUST]
     evaluations = [line for line in lines if line.get("kind") == EVAL]
     probes = [line for line in lines if line.get("kind") == PROBE]
