@@ -30,7 +30,7 @@ from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.deduplicate import kinds
 from data_pipeline.sources.passed_over import lines
 from data_pipeline.sources.read_counts import Counts
-from data_pipeline.sources.source_snapshot import LOG, contents, what_changed
+from data_pipeline.sources.source_snapshot import LOG, as_stated, contents, what_changed
 from data_pipeline.stages.executors import ALL, Share, Workers, backend_of, missing
 from data_pipeline.stages.google_bert import exact_examples
 from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage
@@ -220,7 +220,11 @@ def _finish(
         if found
     }
     log = {"workers": settings.workers, "executor": settings.executor, "seconds": time.monotonic() - started}
-    made_from = {"sources": workspace.sources, "contents": contents(settings, workspace.sources)}
+    made_from = {
+        "stated": as_stated(settings),
+        "sources": workspace.sources,
+        "contents": contents(settings, workspace.sources),
+    }
     write_whole(
         join(out, LOG), canonical_json(log | made_from | {"passed_over": workspace.passed_over}, indent=1)
     )

@@ -18,7 +18,7 @@ from pretrain.distributed.watchdog import Watchdog, patience
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.run_log import RunLog, is_due
 from pretrain.optim.schedule import learning_rate
-from pretrain.preflight.check_run import Plan, check_run
+from pretrain.preflight.check_run import Plan, check_run, with_sources_of_shards
 from pretrain.preflight.startup import summary
 from pretrain.report.html import render
 from pretrain.run.attempts import HANG, log_event
@@ -79,6 +79,7 @@ def train(config: RunConfig, console: Console, command: str, watchdog: Watchdog)
     try:
         watchdog.stage("checking settings and shards")
         config, chosen = settled(config, world)
+        config = raise_on_all_ranks(world, lambda: with_sources_of_shards(config))
         plans = raise_on_all_ranks(world, lambda: check_run(config, world.size))
         probe = Probe(config, plans[0], world)
         watchdog.stage("opening the run folder, from the mirror if it is empty")

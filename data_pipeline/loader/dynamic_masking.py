@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.philox import DYNAMIC_MASK
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import read_bytes
 from data_pipeline.loader.packing import example_keys, original_tokens
 from data_pipeline.masking.corruption import Corruption, corruption_of
 from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import AFFECTING_MASKS, LATER, DataSettings, mask_stages, settings_affecting_bytes
 from data_pipeline.shards.index import TOKENIZER, Index
-from data_pipeline.shards.schema import REMEDY
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 
 _SEGMENTS = {column.name for column in fields(Segments)}
@@ -69,16 +67,12 @@ class DynamicMasking:
 
 def shards_vocabulary(index: Index) -> Vocabulary:
     """Load the vocabulary whose copy is next to the shards. Raises UserError if it is missing or differs."""
-    where = index.path(TOKENIZER)
     with TemporaryDirectory() as folder:  # the shards may be in an object store
         path = Path(folder) / TOKENIZER
-        try:
-            path.write_bytes(read_bytes(where))
-        except FileNotFoundError:
-            raise UserError(
-                "missing", where=where, expected="the vocabulary of the shards", remedy=REMEDY
-            ) from None
+        path.write_bytes(index.tokenizer_json())
         vocabulary = load_vocabulary(path)
-    if vocabulary.sha256 != index.vocabulary.sha256:
-        raise UserError("bytes changed since index.json was written", where=where, remedy=REMEDY)
+    if vocabulary.sha256 != index.vocabulary.sha256:  # of other bytes than its own canonical ones
+        raise UserError(
+            "not as this version writes it", where=index.path(TOKENIZER), remedy="prepare the shards again"
+        )
     return vocabulary

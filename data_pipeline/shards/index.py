@@ -167,6 +167,19 @@ class Index:
         """Return the path or URI of a file of the folder."""
         return join(self.folder, file)
 
+    def tokenizer_json(self) -> bytes:
+        """Read tokenizer.json. Raises UserError if it is missing or is not the vocabulary that made the shards."""
+        where = self.path(TOKENIZER)
+        try:
+            data = read_bytes(where)
+        except FileNotFoundError:
+            raise UserError(
+                "missing", where=where, expected="the vocabulary of the shards", remedy=REMEDY
+            ) from None
+        if hashlib.sha256(data).hexdigest() != self.vocabulary.sha256:
+            raise UserError("bytes changed since index.json was written", where=where, remedy=REMEDY)
+        return data
+
     def block_table(self, shard: ShardEntry) -> BlockTable:
         """Read the block table of a shard. Raises DamagedError if it is missing or changed, UserError if it
         contradicts the index."""

@@ -9,6 +9,7 @@ times decide.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import filesystem, patiently, reading
 from data_pipeline.io.files import exists, file_sha256, is_uri, join, read_bytes
+from data_pipeline.io.redact import redact
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import source_files
 from data_pipeline.sources.passed_over import PassedOver, is_summary
@@ -78,7 +80,7 @@ def noted(out: str) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         return {}
-    odd = {"sources": _are_sources, "passed_over": is_summary}
+    odd = {"sources": _are_sources, "stated": _are_texts, "passed_over": is_summary}
     return {key: value for key, value in found.items() if key not in odd or odd[key](value)}
 
 
@@ -86,6 +88,10 @@ def _are_sources(rows: Any) -> bool:
     return isinstance(rows, list) and all(
         isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) for row in rows
     )
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def what_changed(settings: DataSettings) -> str:
@@ -102,6 +108,52 @@ def what_changed(settings: DataSettings) -> str:
     differing = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     which = f" (the first that differs: {differing[0]})" if differing else ""
     return f"its sources had other names, sizes or times{which}"
+
+
+def as_stated(settings: DataSettings) -> list[str]:
+    """Return data.sources as the log of a folder keeps them: without what could be secret in URIs."""
+    return [redact(source) for source in settings.sources]
+
+
+def stated_sources(shards: str) -> list[str]:
+    """Return data.sources of the preparation that made the shards in this folder; empty if its log does not say, as one
+    of an older version. Raises UserError if the folder's store cannot be read."""
+    return list(noted(shards).get("stated", ()))
+
+
+def source_names(shards: str) -> list[str]:
+    """Return the last name of each source of the shards in this folder, without folders, credentials and queries; of a
+    log of an older version, that of each file. Empty without a log."""
+    log = noted(shards)
+    return [name_only(source) for source in log.get("stated") or [row[0] for row in log.get("sources", ())]]
+
+
+def name_only(place: str) -> str:
+    """Return the last name of a path or URI, without folders, credentials and queries."""
+    cleaned = re.sub(r"[?#].*$", "", redact(place)) if "://" in place else place
+    return cleaned.rstrip("/").rpartition("/")[2] or "***"
+
+
+def other_sources(settings: DataSettings, shards: str) -> str:
+    """Name the sources of the shards in the folder `shards` if data.sources are others; empty if they are the same, or
+    if nothing tells.
+
+    The same are: those of the same words; local ones that now have the same files, by name and size, since they may
+    have been moved; and of what is not here, as on a machine that was sent the shards alone, or is in a store, those of
+    the same last names. What has changed within a source since then does not matter here."""
+    log, stated = noted(shards), stated_sources(shards)
+    if not log.get("sources") or not settings.sources or as_stated(settings) == stated:
+        return ""
+    then = [name_only(source) for source in stated]
+    if all(not is_uri(source) for source in settings.sources):
+        try:
+            now = [row[:2] for row in described_sources(settings)]
+        except (UserError, OSError):
+            pass  # they are not here
+        else:
+            names = ", ".join(then or list(dict.fromkeys(row[0] for row in log["sources"])))
+            return "" if now == [row[:2] for row in log["sources"]] else names
+    return "" if then in ([], [name_only(source) for source in settings.sources]) else ", ".join(then)
 
 
 def _mark(uri: str) -> int | str:

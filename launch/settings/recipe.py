@@ -59,6 +59,13 @@ def given_settings(recipe: str, overrides: list[str]) -> set[str]:
     return _given(recipe_values(find_recipe(recipe)), overrides)
 
 
+def names_sources(recipe: str, overrides: list[str]) -> bool:
+    """Return whether the command line or a recipe of the user's own, not one that ships, sets data.sources. Raises
+    UserError for a recipe that cannot be read."""
+    own = [(path, values) for path, values in recipe_values(find_recipe(recipe)) if path.parent != RECIPES]
+    return any(key == "phases" or key.endswith("data.sources") for key in _given(own, overrides))
+
+
 def _given(chain: list[tuple[Path, dict[str, Any]]], overrides: list[str]) -> set[str]:
     keys = {key for _, values in chain for key, _ in leaves(values)}
     return keys | {override.partition("=")[0] for override in overrides}

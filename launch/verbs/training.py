@@ -50,10 +50,14 @@ def train(
     Example:
         maskmill train --list
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
-    from launch.settings.recipe import load_config
+    from launch.settings.recipe import load_config, names_sources
 
     config = load_config(recipe, overrides or [])
     with waiting(errors, "checking settings and shards"):
+        if names_sources(recipe, overrides or []):
+            from pretrain.preflight.check_run import check_sources
+
+            check_sources(config)
         from pretrain.distributed.launch_env import is_launched
 
         launched = is_launched()

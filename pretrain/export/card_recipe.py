@@ -4,15 +4,15 @@ It shows only the last name of files and folders, nothing in URIs that could be 
 decide the result.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import yaml
 
-from data_pipeline.io.redact import redact, redact_settings
+from data_pipeline.io.redact import redact_settings
 from data_pipeline.shards.index import Index
+from data_pipeline.sources.source_snapshot import name_only
 from pretrain.config.settings import RunConfig
 
 PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")
@@ -35,12 +35,6 @@ NO_PART_OF_A_RECIPE = {
     "export": None,
 }
 """Groups or settings that define where and how a run is executed, not what it learns."""
-
-
-def name_only(place: str) -> str:
-    """Return the last name of a path or URI, without folders, credentials and queries."""
-    cleaned = re.sub(r"[?#].*$", "", redact(place)) if "://" in place else place
-    return cleaned.rstrip("/").rpartition("/")[2] or "***"
 
 
 def reproduce(whole: RunConfig, index: Index, summary: Mapping[str, Any]) -> str:

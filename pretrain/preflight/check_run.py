@@ -5,7 +5,7 @@ which takes seconds.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from data_pipeline.settings import (
 )
 from data_pipeline.shards.index import Index, Split
 from data_pipeline.shards.writer import verify_full
+from data_pipeline.sources.source_snapshot import as_stated, other_sources, stated_sources
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS
 from pretrain.config.batch_sizes import batch_sizes
@@ -245,6 +246,34 @@ def _judged(config: RunConfig, sequences: object = None) -> PairTask | None:
     """Return the pair task of these sequences, or of data.sequences; None if the objective has none."""
     judges = registered(config.objective.name).judges_pairs
     return pair_task(sequences or config.data.sequences) if judges else None
+
+
+def check_sources(config: RunConfig) -> None:
+    """Raise UserError if data.sources are others than the shards of data.out were made from, which training would read
+    all the same. Shards that train.shards names are taken as they are."""
+    for phase in phases_of(config):
+        data = phase.config.data
+        if not phase.config.train.shards and (there := other_sources(data, data.out)):
+            raise UserError(
+                f"its shards were made from {there}, not from data.sources={' '.join(as_stated(data))}",
+                where=data.out,
+                remedy="leave data.sources out, prepare these into another data.out, or name the folder as "
+                "train.shards to take it as it is",
+            )
+
+
+def with_sources_of_shards(config: RunConfig) -> RunConfig:
+    """Return the settings with the sources that the shards were made from as data.sources, so that config.yaml, the
+    report and W&B name no others; unchanged where no log tells. Raises UserError for shards that cannot be read."""
+    phases = phases_of(config)
+    stated = [stated_sources(p.config.train.shards or p.config.data.out) for p in phases]
+    if not config.phases:
+        return replace(config, data=replace(config.data, sources=stated[0])) if stated[0] else config
+    changed = [
+        {**own, "data": {**own.get("data", {}), "sources": sources}} if sources else own
+        for own, sources in zip(config.phases, stated, strict=True)
+    ]
+    return replace(config, phases=changed)
 
 
 def check_vocabulary(config: RunConfig, vocabulary: Vocabulary, where: object) -> None:

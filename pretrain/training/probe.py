@@ -8,8 +8,6 @@ from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
-from data_pipeline.io.files import read_bytes
-from data_pipeline.shards.index import TOKENIZER
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.gathering import whole_weights
@@ -39,7 +37,7 @@ class Probe:
         )
 
         self._task = ProbeTask.read(self.name, Path(self._config.train.probe_data))
-        self._tokenizer = read_bytes(self._plan.index.path(TOKENIZER)).decode("utf-8")
+        self._tokenizer = self._plan.index.tokenizer_json().decode("utf-8")
 
     def evaluate(self, engine: Engine) -> Figures:
         """Return the figures of the model as it is, in percent, on every rank. All ranks call this."""

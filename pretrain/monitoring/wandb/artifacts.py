@@ -30,7 +30,7 @@ ArtifactOf = tuple[str, str, Mapping[str, bytes | Path], dict[str, Any]]
 
 def index_artifact(index: Index) -> ArtifactOf:
     """Describe a folder of shards as an artifact."""
-    files = {name: read_bytes(index.path(name)) for name in (INDEX, TOKENIZER)}
+    files = {INDEX: read_bytes(index.path(INDEX)), TOKENIZER: index.tokenizer_json()}
     facts = {
         "sha256": index.identity,
         "examples": index.train.examples,
