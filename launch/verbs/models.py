@@ -45,6 +45,8 @@ def export(
 
         exported = export_run(folder, out, license)
         show_samples(exported.run, exported.checkpoint.step, exported.samples, exported.held_out)
+    if exported.left_out:
+        say(exported.left_out)
     say(exported.proof)
     say(f"exported to {exported.model}")
     record_export(exported.run, exported.checkpoint, exported.model)

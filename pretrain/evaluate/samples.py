@@ -58,6 +58,13 @@ def fill_samples(model: Model, examples: Examples, tokenizer_json: str, mask_id:
     return found
 
 
+def decoded(examples: Examples, tokenizer_json: str) -> Iterator[str]:
+    """Yield the text of each example, nothing of it masked."""
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    for number in range(len(examples)):
+        yield tokenizer.decode(_unmasked(examples.take(np.array([number]))).tokens.tolist())
+
+
 def write_samples(run: Path, step: int, samples: list[Sample], held_out: bool) -> None:
     """Write samples.json. Raises OSError where the run folder cannot be written."""
     rows = [sample._asdict() for sample in samples]

@@ -8,6 +8,7 @@ from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.families.base import Family
 from pretrain.export.families.folder import weights_hash
 from pretrain.export.hub import front_matter
+from pretrain.export.lineage import Parent
 from pretrain.export.parity import Parity
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
 from pretrain.run.task_scores import HEADS, TaskScore
@@ -25,6 +26,10 @@ class Card:
     """Empty: the name of the folder."""
     languages: tuple[str, ...] = ()
     """ISO 639 codes, if stated."""
+    spoken: str = ""
+    """The language that its text shows where none is stated; empty: unknown."""
+    parent: Parent | None = None
+    """What its training started from; None: from raw text."""
     license: str = ""
     """Empty: not stated."""
     step: int = 0
@@ -38,7 +43,7 @@ class Card:
 _USE = """
 # {title}
 
-{what} It was pretrained from raw text with Maskmill and is a plain `transformers` model; no code of its own is needed.
+{what} {origin} with Maskmill, and is a plain `transformers` model; no code of its own is needed.
 
 ## How to use it
 
@@ -95,7 +100,8 @@ CITATION = """```bibtex
 def write_card(folder: Path, card: Card, family: Family, parity: Mapping[str, Parity]) -> None:
     """Write README.md: metadata for the hub, usage, a section for each of the card's facts, the result of the parity
     check, limits, license, citation."""
-    sentence = sentence_for(card.languages)
+    parent = card.parent
+    sentence = sentence_for(card.languages or ((card.spoken,) if card.spoken else ()))
     blank = sentence or SENTENCES["en"]
     pipeline = _PIPELINES[family.pipeline].format(
         sentence=blank.replace(BLANK, "{fill.tokenizer.mask_token}"),
@@ -106,6 +112,7 @@ def write_card(folder: Path, card: Card, family: Family, parity: Mapping[str, Pa
     use = _USE.format(
         title=card.title,
         what=family.what,
+        origin=parent.sentence if parent else "It was pretrained from raw text",
         pipeline=pipeline,
         export_class=family.export_class,
         placeholder=PLACEHOLDER,
@@ -113,8 +120,13 @@ def write_card(folder: Path, card: Card, family: Family, parity: Mapping[str, Pa
     weights = weights_hash(folder)
     tasks = [score for score in card.tasks if weights and score.weights == weights]
     license = f"`{card.license}`, as whoever trained it states." if card.license else NOT_STATED
+    if parent and parent.license:
+        license += (
+            f" The model that it comes from, `{parent.name}`, is under `{parent.license}`, as its card says."
+        )
+    base_model = parent.name if parent and parent.is_published else ""
     parts = [
-        front_matter(card.title, card.languages, card.license, card.scores, family),
+        front_matter(card.title, card.languages, card.license, card.scores, family, base_model),
         use,
         *(_section(name, value) for name, value in card.facts.items()),
         _tasks(tasks),

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.shards.index import Index
+from data_pipeline.sources.source_snapshot import name_only, source_names
 from pretrain.checkpoint.store import Checkpoint
 from pretrain.config.settings import RunConfig, ScheduleSettings, TrainSettings
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import Score, leading, pair_kinds, secondary
 from pretrain.evaluate.verdict import findings
 from pretrain.export.card import Card
-from pretrain.export.card_recipe import name_only, reproduce
+from pretrain.export.card_recipe import reproduce
 from pretrain.export.energy import FORMULA, estimate, watts
+from pretrain.export.lineage import parent_of
 from pretrain.objectives.metrics import HELD_OUT, headline_of, leading_kind
 from pretrain.run.attempts import Attempt, read_attempts
 from pretrain.run.folder import read_run, read_summary
@@ -26,13 +28,17 @@ from pretrain.run.metrics_file import read_metrics
 from pretrain.run.task_scores import read_task_scores
 from pretrain.run.tolerant_json import is_number
 
+MOST_NAMED = 20
+"""Sources that a card names; the others are counted."""
+
 
 def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, config: RunConfig) -> Card:
     """Return the card of the model in `checkpoint`. `whole`: the run's settings; `config`: those of its current
     phase."""
     summary, about = read_summary(run), read_run(run) or {}
-    figures, headline = _figures(run, checkpoint.step), headline_of(summary)
+    figures, headline, parent = _figures(run, checkpoint.step), headline_of(summary), parent_of(whole)
     facts: dict[str, str | Mapping[str, object]] = {
+        **({"Lineage": parent.facts} if parent else {}),
         "Data": _data(index, config),
         "Recipe": _recipe(config),
         "Training": _training(checkpoint, index, config, summary),
@@ -42,13 +48,26 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
     }
     return Card(
         facts,
-        title=run.resolve().name,
-        languages=tuple(dict.fromkeys(config.data.languages)),
+        title=title_of(config),
+        languages=_languages(index),
+        parent=parent,
         license=whole.export.license,
         step=checkpoint.step,
         scores=_published(figures, headline),
         tasks=read_task_scores(run),
     )
+
+
+def title_of(config: RunConfig) -> str:
+    """Return a name for a model: what it learnt and its size. The name of the run's folder may be private, and says
+    nothing of the model."""
+    return f"{config.objective.name}-{config.encoder.layers}x{config.encoder.hidden}"
+
+
+def _languages(index: Index) -> tuple[str, ...]:
+    """Return the languages that were stated of the shards' text."""
+    stated = index.settings.get("languages")
+    return tuple(dict.fromkeys(map(str, stated))) if isinstance(stated, list) else ()
 
 
 def _published(figures: Mapping[str, Any], headline: str) -> dict[str, float]:
@@ -63,16 +82,19 @@ def _published(figures: Mapping[str, Any], headline: str) -> dict[str, float]:
 def _data(index: Index, config: RunConfig) -> dict[str, object]:
     reading = dict(index.statistics.get("reading") or {})
     counted = {name.replace("_", " "): count for name, count in reading.items() if count}
-    languages = ", ".join(dict.fromkeys(config.data.languages))
+    names, languages = source_names(index.folder), ", ".join(_languages(index))
+    more = f", and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    made = {key: value for key, value in index.settings.items() if key not in ("languages", "separators")}
     return {
-        "sources, by name": ", ".join(name_only(source) for source in config.data.sources) or "not stated",
+        "sources, by name": ", ".join(names[:MOST_NAMED]) + more or "not recorded with the shards",
         "languages": languages or "not stated; sentences were found by the rules of English",
         **{f"read: {name}": count for name, count in counted.items()},
         "training examples": index.train.examples,
         "training tokens": index.train.tokens,
         "held-out examples": index.held_out.examples,
         "vocabulary": f"{index.vocabulary.size:,} entries",
-        **{f"data.{key}": _shown(value) for key, value in index.settings.items()},
+        **{f"data.{key}": _shown(value) for key, value in made.items()},
+        "data.separators": config.data.separators,
         "SHA-256 of index.json": index.identity,
         "SHA-256 of the vocabulary": index.vocabulary.sha256,
     }

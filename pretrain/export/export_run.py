@@ -13,8 +13,9 @@ from data_pipeline.shards.writer import BlockReader
 from pretrain.checkpoint.store import Checkpoint, find_checkpoint
 from pretrain.config.phases import phase_at, phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.evaluate.samples import Sample, fill_samples
+from pretrain.evaluate.samples import Sample, decoded, fill_samples
 from pretrain.export.card_facts import card_of
+from pretrain.export.sentences import language_of
 from pretrain.export.writer import export
 from pretrain.run.folder import CONFIG, EXPORT, read_config, read_run
 
@@ -31,6 +32,8 @@ class Exported(NamedTuple):
     """Blanks that the model filled."""
     held_out: bool
     """Whether their text is held out."""
+    left_out: str
+    """A line about files of the model that training started from; empty without any."""
 
 
 def export_run(source: Path, out: str, license: str = "") -> Exported:
@@ -49,6 +52,8 @@ def export_run(source: Path, out: str, license: str = "") -> Exported:
     target = Path(out) if out else run / EXPORT
     card = card_of(run, checkpoint, index, whole, config)
     examples, tokenizer = proof_examples(index), index.tokenizer_json().decode("utf-8")
+    if not card.languages:
+        card = replace(card, spoken=language_of(decoded(examples, tokenizer)))
     samples: list[Sample] = []
     parity = export(
         {name: checkpoint.tensor(name) for name in checkpoint.shapes},
@@ -65,7 +70,8 @@ def export_run(source: Path, out: str, license: str = "") -> Exported:
         for head, p in parity.items()
     )
     proof = f"proof: largest difference to transformers' logits in float64: {heads}"
-    return Exported(target, run, checkpoint, proof, samples, held_out=bool(index.held_out.examples))
+    left_out = card.parent.warning if card.parent else ""
+    return Exported(target, run, checkpoint, proof, samples, bool(index.held_out.examples), left_out)
 
 
 RESOLVED = ("phases", "train.precision", "train.replay", "data.dynamic_masking", "data.streams")

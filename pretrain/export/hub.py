@@ -73,9 +73,15 @@ class Pushed:
 
 
 def front_matter(
-    name: str, languages: tuple[str, ...], license: str, scores: Mapping[str, float], family: Family
+    name: str,
+    languages: tuple[str, ...],
+    license: str,
+    scores: Mapping[str, float],
+    family: Family,
+    base_model: str = "",
 ) -> str:
-    """Return the metadata block at the top of a model card, as the hub's own writer formats it."""
+    """Return the metadata block at the top of a model card, as the hub's own writer formats it. `base_model`: the model
+    that this one comes from."""
     task = family.pipeline or "feature-extraction"
     results = [
         EvalResult(
@@ -101,6 +107,7 @@ def front_matter(
         library_name="transformers",
         pipeline_tag=task,
         tags=[*family.tags, "maskmill"],
+        base_model=base_model or None,
         model_name=name if results else None,
         eval_results=results or None,
     )
