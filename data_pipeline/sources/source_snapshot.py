@@ -138,22 +138,31 @@ def other_sources(settings: DataSettings, shards: str) -> str:
     """Name the sources of the shards in the folder `shards` if data.sources are others; empty if they are the same, or
     if nothing tells.
 
-    The same are: those of the same words; local ones that now have the same files, by name and size, since they may
-    have been moved; and of what is not here, as on a machine that was sent the shards alone, or is in a store, those of
-    the same last names. What has changed within a source since then does not matter here."""
+    The same are: those of the same words; local ones that now have the same files, by name and size or by a hash of the
+    bytes, since they may have been moved; and of what is not here, as on a machine that was sent the shards alone, or
+    is in a store, those of the same last names. What has changed within a source since then does not matter here."""
     log, stated = noted(shards), stated_sources(shards)
     if not log.get("sources") or not settings.sources or as_stated(settings) == stated:
         return ""
     then = [name_only(source) for source in stated]
     if all(not is_uri(source) for source in settings.sources):
         try:
-            now = [row[:2] for row in described_sources(settings)]
+            now = described_sources(settings)
         except (UserError, OSError):
             pass  # they are not here
         else:
             names = ", ".join(then or list(dict.fromkeys(row[0] for row in log["sources"])))
-            return "" if now == [row[:2] for row in log["sources"]] else names
+            return "" if _are_the_same(settings, now, log) else names
     return "" if then in ([], [name_only(source) for source in settings.sources]) else ", ".join(then)
+
+
+def _are_the_same(settings: DataSettings, now: list[list[Any]], log: dict[str, Any]) -> bool:
+    """Return whether the files of the sources are those of the log: by names and sizes, or, renamed, by their bytes."""
+    if [row[:2] for row in now] == [row[:2] for row in log["sources"]]:
+        return True
+    known = log.get("contents")
+    same_sizes = [row[1] for row in now] == [row[1] for row in log["sources"]]
+    return bool(known) and same_sizes and known == contents(settings, now)
 
 
 def _mark(uri: str) -> int | str:

@@ -127,9 +127,18 @@ def test_blanks_are_kept_in_the_run_and_none_of_its_text_is_published(card: Mode
 
 
 def test_it_tells_no_folders(card: ModelCard, private: Path) -> None:
-    assert table(card, "Data")["sources, by name"] == "minutes.txt"
+    assert (
+        table(card, "Data")["sources, by name"] == "text.txt"
+    )  # as the shards were made, before it was renamed
     assert "secret" not in card.content
     assert str(private.parent) not in card.content
+
+
+def test_it_has_a_title_of_its_own_and_says_what_it_was_trained_from(card: ModelCard) -> None:
+    assert re.search(r"^# (.*)$", card.text, re.MULTILINE)[1] == "bert-2x32"  # type: ignore[index]
+    assert "It was pretrained from raw text with Maskmill" in card.text
+    assert card.data.base_model is None
+    assert table(card, "Data")["data.separators"] == "both"
 
 
 def test_its_recipe_is_the_run(card: ModelCard, settings: list[str], tmp_path: Path) -> None:
@@ -182,6 +191,52 @@ def test_the_license_is_the_settings_the_options_or_not_stated(
     card = ModelCard.load(tmp_path / "none" / "README.md")
     assert card.data.license is None
     assert "## License\n\nNot stated." in card.text
+
+
+def test_a_changed_setting_or_vocabulary_is_not_exported_with_a_proof(
+    run: Path, private: Path, tmp_path: Path, maskmill: Maskmill
+) -> None:
+    out = tmp_path / "model"
+    config = run / "config.yaml"
+    kept = config.read_text()
+    for old, new, says in (
+        ("heads: 2", "heads: 4", "encoder.heads=4, trained with 2"),
+        ("activation: gelu_tanh", "activation: relu", "encoder.activation=relu, trained with gelu_tanh"),
+        ("separators: both", "separators: mid", "data.separators=mid, trained with both"),
+        ("  lr: 0.01\n", "  lr: 0.02\n", "optim.lr=0.02, trained with 0.01"),
+    ):
+        assert kept.count(old) >= 1, old
+        config.write_text(kept.replace(old, new))
+        refused = maskmill("export", str(run), "--out", str(out), code=2).stderr
+        config.write_text(kept)
+        assert f"config.yaml: says {says} (expected the settings" in refused
+        assert refused.count("\n") == 1
+    tokenizer = private / "shards" / "tokenizer.json"
+    data = tokenizer.read_bytes()
+    for changed in (data.replace(b'"sea"', b'"ses"'), data + b" ", data[:-9]):
+        assert changed != data
+        tokenizer.write_bytes(changed)
+        refused = maskmill("export", str(run), "--out", str(out), code=2).stderr
+        assert "tokenizer.json: bytes changed since index.json was written" in refused
+        assert refused.count("\n") == 1
+    tokenizer.write_bytes(data)
+    assert not out.exists()
+
+
+def test_other_sources_than_those_of_the_shards_are_not_trained_on(
+    settings: list[str], private: Path, tmp_path: Path, maskmill: Maskmill
+) -> None:
+    (private / "other.txt").write_text("Another text.\n\nAnd one more.\n")
+    own = [pair for pair in settings if not pair.startswith(("data.sources=", "run.dir="))]
+    own.append(f"run.dir={tmp_path / 'run'}")
+    refused = maskmill("train", "demo", *own, f"data.sources={private}/other.txt", code=2).stderr
+    assert "shards: its shards were made from text.txt, not from data.sources=" in refused
+    assert refused.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+    with as_only_rank():  # the recipe's own sources are nobody's statement
+        maskmill("train", "demo", *own, "train.steps=1")
+    assert "text.txt" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "factbook" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
 def test_sources_by_name() -> None:
