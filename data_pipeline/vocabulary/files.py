@@ -7,6 +7,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole, writing
+from data_pipeline.io.model_folder import check_hashes
 from data_pipeline.vocabulary import byte_bpe, unigram, wordpiece
 from data_pipeline.vocabulary.base import REMEDY, Vocabulary, part_of
 from data_pipeline.vocabulary.wordpiece import Normalization
@@ -41,6 +42,7 @@ def load_vocabulary(path: str | Path, lowercase: bool | None = None) -> Vocabula
                 expected=" or ".join(FILES),
                 remedy="run maskmill vocab first",
             )
+        check_hashes(path, weights=False)
         vocabulary, rows = load_vocabulary(found[0], lowercase), _rows(path)
         if isinstance(vocabulary, wordpiece.WordPiece) and found[0].suffix == ".json" and lowercase is None:
             _refuse_other_flags(vocabulary.normalization, path / "tokenizer_config.json")

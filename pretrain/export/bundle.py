@@ -11,9 +11,9 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
-from pretrain.export.families.folder import CARD, CHANGED, changed, noted_hashes, read_json
+from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
 from pretrain.export.families.registry import FAMILIES
-from pretrain.run.folder import EXPORT, NOTE, RUN, model_folders
+from pretrain.run.folder import EXPORT, RUN, model_folders
 from pretrain.run.tolerant_json import is_count
 
 PLACEHOLDER = "THIS_MODEL"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import file_sha256, writing
+from data_pipeline.io.model_folder import NOTE
 from data_pipeline.records import Examples
 from data_pipeline.settings import SEPARATORS, DataSettings
 from pretrain.config.settings import RunConfig
@@ -33,7 +34,6 @@ from pretrain.model.embeddings import add_up
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load
-from pretrain.run.folder import NOTE
 
 
 def export(

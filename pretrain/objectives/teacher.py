@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.model_folder import file_hash
 from data_pipeline.vocabulary.files import Vocabulary
 from pretrain.config.encoder_settings import SWITCHES
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
-from pretrain.export.families.folder import file_hash
 from pretrain.export.families.headers import stored_headers
 from pretrain.export.families.registry import check_vocabulary, family_of, weight_files
 from pretrain.objectives.registry import registered

@@ -12,16 +12,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
 from data_pipeline.io.redact import shown_json
 from pretrain.checkpoint.store import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.distributed.world import World
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import Score, leading, secondary
 from pretrain.evaluate.verdict import Losses, findings
-from pretrain.export.families.folder import CARD, CHANGED, changed, noted_hashes, read_config, read_json
+from pretrain.export.families.folder import read_config
 from pretrain.export.families.headers import stored_headers
 from pretrain.objectives.metrics import headline_of
-from pretrain.run.folder import NOTE, RUN, model_folders, not_sealed, read_run, read_summary
+from pretrain.run.folder import RUN, model_folders, not_sealed, read_run, read_summary
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.tolerant_json import is_number
 
@@ -105,7 +106,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    config = read_config(path)
+    hashes, config = _model_hashes(path), read_config(path)
     shapes = {name: header.shape for name, header in stored_headers(path).items()}
     return {
         "kind": "exported model",
@@ -116,14 +117,14 @@ def _model(path: Path) -> dict[str, Any]:
         "hidden_size": config.get("hidden_size"),
         "num_hidden_layers": config.get("num_hidden_layers"),
         "vocab_size": config.get("vocab_size"),
-        "hashes": _model_hashes(path),
+        "hashes": hashes,
     }
 
 
 def _model_hashes(path: Path) -> str:
     """Raise UserError for the first file of an exported model whose bytes differ from those that were written."""
     note = path / NOTE
-    if not note.is_file():
+    if not note.exists():
         return "none: not exported by Maskmill"
     different = changed(path, noted_hashes(read_json(note), note))
     for name in different:

@@ -3,11 +3,12 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from data_pipeline.io.model_folder import NOTE
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.objectives.metrics import HELD_OUT, leading_kind
 from pretrain.report.health import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED
 from pretrain.report.status import Status
-from pretrain.run.folder import EXPORT, NOTE, model_folders
+from pretrain.run.folder import EXPORT, model_folders
 from pretrain.run.human import duration
 from pretrain.run.tolerant_json import table
 

@@ -33,8 +33,8 @@ OTHER_VERSION = (
     "finish and export it with the Maskmill that wrote it; init_from=EXPORT starts a new run from its weights"
 )
 CHANGED = "was changed since it was written: its sha256 does not hold"
-EXPORT, SAMPLES, NOTE = "export", "samples.json", "maskmill.json"
-"""The folder of the exported model, the blanks that the model filled, and in an export what it is and its hashes."""
+EXPORT, SAMPLES = "export", "samples.json"
+"""The folder of the exported model, and the blanks that the model filled."""
 
 
 def model_folders(folder: Path) -> list[Path]:

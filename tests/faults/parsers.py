@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -19,6 +20,7 @@ from omegaconf import OmegaConf
 
 from data_pipeline.errors import SeveralErrors, UserError
 from data_pipeline.io.canonical_json import SEAL, canonical_json, sealed_json
+from data_pipeline.io.model_folder import CARD, NOTE
 from data_pipeline.records import Examples
 from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import Index
@@ -38,6 +40,8 @@ from pretrain.run.folder import read_config, read_run, read_summary
 from pretrain.run.metrics_file import cut_metrics, read_metrics
 from pretrain.training.progress import Position, position_of
 from tests.factories.configs import ALONE, valid_config
+from tests.factories.model_folders import READERS, guesses, model_folder
+from tests.factories.model_folders import whole as sealed_model
 from tests.factories.preparations import silent
 from tests.factories.shards import blocks_of, random_examples, shard_folder
 from tests.faults.mutations import changed, changed_json
@@ -487,6 +491,43 @@ def used(run: Path) -> None:
     assert len(read_metrics(run)) <= len(whole)
 
 
+# --- model folders
+
+
+def models(folder: Path) -> Case:
+    """Any file of a model folder, then one verb that reads it; where maskmill.json vouches for the files, a changed one
+    is refused by all."""
+    good = model_folder(folder / "good")
+    sealed_model(good)
+    files = {path.name: path.read_bytes() for path in sorted(good.iterdir())}
+    slow = ("evaluate cola", "evaluate features")
+    readers = {name: read for name, read in READERS.items() if name not in slow}
+    readers["fill"] = lambda model, out: guesses(model)  # which another file of weights makes others
+
+    def case(rng: random.Random) -> str:
+        name, verb, sealed = rng.choice(sorted(files)), rng.choice(list(readers)), rng.random() < 0.3
+        data = (
+            changed(rng, files[name])
+            if name.endswith((".txt", ".safetensors", ".md"))
+            else either(rng, files[name])
+        )
+        model, out = folder / "model", folder / "out"
+        for path in (model, out):
+            shutil.rmtree(path, ignore_errors=True)
+        model.mkdir()
+        for other, content in files.items():
+            if sealed or other != NOTE:
+                (model / other).write_bytes(content)
+        (model / name).write_bytes(data)
+        found = outcome(lambda: readers[verb](model, out))
+        if sealed and data != files[name] and name not in (NOTE, CARD):
+            headers_alone = verb in ("teacher", "vocab", "vocab --extend") and name.endswith(".safetensors")
+            assert found == REFUSED or headers_alone, f"{verb} takes {name}"
+        return found
+
+    return case
+
+
 PARSERS: dict[str, tuple[Callable[[Path], Case], str, int]] = {
     "recipes": (recipes, "a recipe's YAML", 2),
     "overrides": (overrides, "`key=value`", 2),
@@ -500,6 +541,7 @@ PARSERS: dict[str, tuple[Callable[[Path], Case], str, int]] = {
     "lying markers": (lying_markers, "`checkpoint.json`, sealed anew", 10),
     "fragments": (fragments, "`fragments-*.safetensors`", 10),
     "seals": (sealed_run_files, "`run.json`, `summary.json`, under their SHA-256", 12),
+    "models": (models, "any file of a model folder", 1),
     "run folders": (run_folders, "`run.json`, `summary.json`, `config.yaml`, `metrics.jsonl`", 2),
 }
 """Name -> what makes a case of it, what is changed, and its share of the cases."""

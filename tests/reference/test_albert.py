@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.model_folder import NOTE
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
@@ -23,7 +24,6 @@ from pretrain.export.writer import export
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
-from pretrain.run.folder import NOTE
 from tests.factories.exports import CARD
 from tests.factories.models import config_of, fresh_model, scattered, scattered_model
 from tests.factories.vocabularies import trained

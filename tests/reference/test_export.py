@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.model_folder import NOTE
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings
 from pretrain.export import parity
@@ -22,7 +23,6 @@ from pretrain.export.tokenizer import write_tokenizer
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters
 from pretrain.objectives.registry import OBJECTIVES
-from pretrain.run.folder import NOTE
 from tests.factories.exports import Exporter, random_weights
 from tests.factories.models import config_of, fresh_model
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.model_folder import NOTE
 from data_pipeline.shards.schema import VocabularyStamp
 from data_pipeline.vocabulary.files import load_vocabulary
 from launch.settings.recipe import load_config
@@ -20,7 +21,7 @@ from pretrain.export.tokenizer import INPUTS
 from pretrain.export.writer import export
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.registry import load
-from pretrain.run.folder import NOTE, model_folders
+from pretrain.run.folder import model_folders
 from pretrain.training.initial_weights.check import check_hugging_face
 from pretrain.training.initial_weights.load import InitialWeights, initial_weights
 from pretrain.training.initial_weights.positions import EXTENSIONS, interpolated, repeated, with_fresh_rows

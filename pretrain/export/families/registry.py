@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.model_folder import check_hashes, is_plain, read_json
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
 from pretrain.export.families.base import Family
@@ -15,7 +16,7 @@ from pretrain.export.families.distilbert import DISTILBERT_FOR_MASKED_LM
 from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
 from pretrain.export.families.ernie import ERNIE_FOR_PRETRAINING
 from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
-from pretrain.export.families.folder import check_hashes, is_plain, read_config, read_json
+from pretrain.export.families.folder import read_config
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.modernbert_decoder import MODERNBERT_DECODER
 from pretrain.export.families.modernbert_electra import MODERNBERT_DISCRIMINATOR, MODERNBERT_GENERATOR
@@ -74,8 +75,6 @@ def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
     check_hashes(folder, weights=False)
     path, config = folder / "config.json", read_config(folder)
     kind, named = config.get("model_type"), config.get("architectures") or ()
-    if not isinstance(named, list | tuple):
-        raise UserError(f"architectures is {reprlib.repr(named)}", where=path, expected="a list of classes")
     readable = [family for family in FAMILIES.values() if family.model_type == kind]
     if not readable:
         known = " or ".join(dict.fromkeys(repr(family.model_type) for family in FAMILIES.values()))

@@ -9,7 +9,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pretrain.export.families.folder import check_hashes
+from data_pipeline.errors import UserError
+from data_pipeline.io.model_folder import check_hashes
 from pretrain.export.families.headers import whole
 from pretrain.export.families.registry import weight_files
 
@@ -21,4 +22,11 @@ def stored_tensors(folder: Path, paths: Sequence[Path] = ()) -> dict[str, Tensor
     for path in paths or weight_files(folder):
         with whole(path):
             stored |= load_file(path)
+    for name, tensor in stored.items():
+        if name.endswith(".weight") and not tensor.is_floating_point():
+            raise UserError(
+                f"{name} holds {str(tensor.dtype).removeprefix('torch.')}",
+                where=folder,
+                expected="weights as floating-point numbers",
+            )
     return stored

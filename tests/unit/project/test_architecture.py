@@ -69,7 +69,7 @@ IMPORTS = {
     "pretrain/run": "config distributed",
     "pretrain/checkpoint": "config distributed optim run",
     "pretrain/model": "config",
-    "pretrain/export/families": "config run",
+    "pretrain/export/families": "config",
     "pretrain/objectives": "config families model",
     "pretrain/evaluate": "families model objectives run",
     "pretrain/preflight": "checkpoint config distributed families model objectives optim run",

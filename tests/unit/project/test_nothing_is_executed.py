@@ -18,6 +18,10 @@ ROOT = Path(__file__).parents[3]
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "code", "runpy"}
 BUILTINS = {"eval", "exec", "compile", "__import__", "breakpoint"}
 SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "pty.spawn"}
+OF_FOLDERS = ("pipeline", "from_pretrained", "from_config", "load_adapter")
+"""Ways of transformers to load a folder, which may bring code."""
+OF_TENSORS = ("nn.Embedding", "FewRows")
+"""Classes of torch whose `from_pretrained` takes a tensor."""
 LOADERS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "np.load", "numpy.load"}
 
 
@@ -31,15 +35,23 @@ def offences(source: str) -> Iterator[str]:
             yield f"{line}: {node.module}"
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            options = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            options = {k.arg or "**": ast.unparse(k.value) for k in node.keywords}
             if name in BUILTINS | SHELLS or name.startswith(("os.exec", "os.spawn")):
                 yield f"{line}: {name}"
             if options.get("shell", "False") != "False":
                 yield f"{line}: {name} with a shell"
             if name in LOADERS and options.get("allow_pickle") != "False":
                 yield f"{line}: {name}"
+            owner, _, method = name.rpartition(".")
+            if method in OF_FOLDERS and owner not in OF_TENSORS and not is_safe(options):
+                yield f"{line}: {name} without trust_remote_code=False"
             if name.startswith("subprocess.") and node.args and not is_list(node.args[0]):
                 yield f"{line}: {name} of a string"
+
+
+def is_safe(options: dict[str, str]) -> bool:
+    """Whether code of a folder is refused, not asked for: by the argument, or by those of the one loader."""
+    return options.get("trust_remote_code") == "False" or options.get("**") == "SAFE"
 
 
 def is_list(node: ast.expr) -> bool:
@@ -62,11 +74,20 @@ def test_no_source_evaluates_unpickles_or_calls_a_shell() -> None:
     [
         "eval(x)", "exec(x)", "import pickle", "from pickle import loads", "import marshal", "os.system(x)",
         "subprocess.run(x, shell=True)", "subprocess.run(f'ls {x}')", "torch.load(x)", "np.load(x)",
-        "np.load(x, allow_pickle=True)", "yaml.load(x, Loader=L)", "os.popen(x)", "os.execvp(x, y)",
+        "np.load(x, allow_pickle=True)", "yaml.load(x, Loader=L)",
+        "AutoModel.from_pretrained(x)", "pipeline('fill-mask')", "auto.from_config(c)",
+        "transformers.pipeline(x, trust_remote_code=True)", "AutoTokenizer.from_pretrained(x, **options)",
+        "os.popen(x)", "os.execvp(x, y)",
     ],
 )  # fmt: skip
 def test_the_scan_sees(source: str) -> None:
     assert list(offences(source))
+
+
+def test_the_arguments_of_the_one_loader_refuse_code_and_the_network() -> None:
+    from pretrain.export.families.load import SAFE
+
+    assert SAFE == {"local_files_only": True, "trust_remote_code": False}
 
 
 def test_yaml_makes_no_objects(tmp_path: Path) -> None:
