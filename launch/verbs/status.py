@@ -23,12 +23,16 @@ def status(
         maskmill status runs/base
         watch -n 10 maskmill status runs/base"""
     from pretrain.report.status import read_status
-    from pretrain.report.status_text import command_again, in_words, what_next
+    from pretrain.report.status_text import command_again, in_words, what_next, what_to_do
 
     found = read_status(run_folder_of(source, overrides))
-    again = command_again(found, " ".join([source, *(overrides or [])]))
+    again = command_again(found, source, overrides or [])
     if as_json:
-        facts = asdict(found) | {"folder": str(found.folder), "next": what_next(found, again)}
+        facts = asdict(found) | {
+            "folder": str(found.folder),
+            "next": what_next(found, again),
+            "to_do": what_to_do(found),
+        }
         say_json(facts, sort_keys=True)
     else:
         say(in_words(found, again))

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 NOT_STARTED, STARTING, RUNNING, STALLED = "not started", "starting", "running", "stalled"
 STOPPED, FINISHED, CRASHED = "saved and stopped", "finished", "crashed"
+REQUEUED = "requeued"
+FIRST_STAGES = (
+    "importing torch",
+    "connecting",
+    "checking settings and shards",
+    "opening the run folder, from the mirror if it is empty",
+)
+"""Stages of a start before it writes anything of its own into the run folder but its ranks' logs."""
+ASKS = "asks to be requeued"
+"""How a line begins that slurm/train.sbatch leaves behind srun's messages, where its job is to be started again."""
 
 SUBMITTED = "logs/slurm.json"
 """File in a run folder with the jobs that `maskmill slurm` submitted for it."""
@@ -38,6 +48,15 @@ def judge(status: "Status", summary: dict[str, Any], heartbeat: dict[str, Any], 
     """Fill in the health of a run, its grounds and the error of a crash; `now`: by the clock that dates its files."""
     folder = status.folder
     begun = _changed(folder / RUN)
+    written = max((at for name in (SUMMARY, RUN, SUBMITTED) if (at := _changed(folder / name))), default=0.0)
+    if summary.get("status") != "finished":
+        if (job := _requeued(folder, written)) is not None:
+            status.health, status.why = REQUEUED, f"Slurm starts job {job} again when its turn comes"
+            return
+        if (first := _first_stage(folder, written)) is not None:
+            stage, at = first
+            _judge(status, STARTING, at, UNKNOWN_SILENCE, f"{stage} began", {}, now, since=at)
+            return
     if begun is None and not summary:
         status.why = "nothing was trained here yet"
         if (at := _changed(folder / SUBMITTED)) is not None and _find_error(status, at):
@@ -115,6 +134,30 @@ def _judge(
         status.why = f"{what} {status.quiet:,.0f} s ago"
 
 
+def _first_stage(folder: Path, written: float) -> tuple[str, float] | None:
+    """Return the stage of a start which is still among FIRST_STAGES, and since when, by the first rank's log; None
+    where there is none since the run folder's own files were `written`."""
+    log = folder / "logs" / "rank-0.log"
+    at = _changed(log)
+    if at is None or at < written:
+        return None
+    stages = [stage for line in text_of(log, TAIL).splitlines() if (stage := stage_in(line))]
+    return (stages[-1][0], at) if stages and stages[-1][0] in FIRST_STAGES else None
+
+
+def _requeued(folder: Path, written: float) -> str | None:
+    """Return the Slurm job that has asked to be started again since, and was not yet; None where none waits."""
+    found = []
+    for path in (folder / "logs").glob("srun-*-*.log"):
+        if (name := re.fullmatch(r"srun-(\w+)-(\d+)\.log", path.name)) and (at := _changed(path)) is not None:
+            found.append((at, int(name[2]), name[1], path))
+    if not found:
+        return None
+    at, _, job, path = max(found)
+    asks = any(line.startswith(ASKS) for line in text_of(path, TAIL).splitlines())
+    return job if asks and at >= written - MOMENT else None
+
+
 def _stage(folder: Path, begun: float) -> tuple[str, float]:
     """Return what an attempt since `begun` does before its first step, and since when, by the first rank's log."""
     log = folder / "logs" / "rank-0.log"
@@ -130,12 +173,25 @@ def _find_error(status: "Status", since: float) -> bool:
         (at, path) for path in (status.folder / "logs").glob("*.log") if (at := _changed(path)) is not None
     ]
     for _, path in sorted((at, path) for at, path in logs if at >= since):
-        lines = [line.strip() for line in text_of(path, TAIL).splitlines() if line.strip()]
+        lines = _of_newest_attempt(
+            [line.strip() for line in text_of(path, TAIL).splitlines() if line.strip()]
+        )
         for line in reversed(lines):
             if _ERROR.match(line):
                 status.error, status.log = line[:500], str(path)
                 return line is lines[-1]
     return False
+
+
+def _of_newest_attempt(lines: list[str]) -> list[str]:
+    """Return the lines of a rank's log since its newest start: attempts append to one log, and an error of an earlier
+    one is not the newest."""
+    starts = [
+        number
+        for number, line in enumerate(lines)
+        if (found := stage_in(line)) and found[0] in FIRST_STAGES[:1]
+    ]
+    return lines[starts[-1] :] if starts else lines
 
 
 def _changed(path: Path) -> float | None:

@@ -5,6 +5,7 @@ are tolerated.
 """
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from pretrain.evaluate.learning import learning_of
 from pretrain.objectives.metrics import HEADLINE, headline_of
-from pretrain.report.health import NOT_STARTED, SUBMITTED, TAIL, judge
+from pretrain.report.health import NOT_STARTED, RUNNING, STARTING, SUBMITTED, TAIL, judge
 from pretrain.run.attempts import read_events, why_not_saved
 from pretrain.run.folder import RUN, SUMMARY, refuse_other_format, shown_table
 from pretrain.run.folder_clock import time_in
@@ -22,6 +23,7 @@ from pretrain.run.metrics_file import METRICS, PROBE, probe_words
 from pretrain.run.time_budget import SHARE
 from pretrain.run.time_left import phase_at, phases_in, seconds_left
 from pretrain.run.tolerant_json import number, objects, table, tables, text_of
+from pretrain.run.uploaded import Uploaded
 
 RECENT = 50
 """Log lines from which speed and the remaining time are estimated."""
@@ -76,6 +78,8 @@ class Status:
     """Slurm job of the newest attempt."""
     started: str = ""
     command: str = ""
+    wandb: str = ""
+    """What W&B lacks of the run, with the command that sends it; empty where it lacks nothing, or has no part in it."""
     jobs: list[dict[str, Any]] = field(default_factory=list)
     """Jobs that `maskmill slurm` submitted."""
     warnings: list[str] = field(default_factory=list)
@@ -108,7 +112,23 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     status.jobs = objects(submitted.get("jobs"))
     status.command = str(submitted.get("command") or "") or status.command
     judge(status, summary, heartbeat, now)
+    status.wandb = _wandb(status)
     return status
+
+
+def _wandb(status: Status) -> str:
+    """Return whether the newest attempt's W&B run is kept here alone, or its server may lack the end of an attempt that
+    has ended; nothing is asked of a server."""
+    runs = [path for path in (status.folder / "wandb").glob("*run-*") if path.is_dir()]
+    sent = Uploaded.read(status.folder)
+    sends = f"{shlex.join(['maskmill', 'sync', str(status.folder)])} sends it"
+    # run-DATE_TIME-ID and offline-run-DATE_TIME-ID: the newest by its date
+    if runs and max(runs, key=lambda path: path.name.removeprefix("offline-")).name.startswith("offline-"):
+        known = sent.lines if sent else 0
+        return f"offline: {f'all after line {known:,} of {METRICS}' if known else 'all of it'} is here alone; {sends}"
+    if sent and not sent.settled and status.health not in (RUNNING, STARTING):
+        return f"the server may lack the end of it; {sends}"
+    return ""
 
 
 def _figures(

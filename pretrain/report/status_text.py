@@ -1,12 +1,24 @@
 """Format a Status for people, with what to do next."""
 
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from data_pipeline.io.model_folder import NOTE
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.objectives.metrics import HELD_OUT, leading_kind
-from pretrain.report.health import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED
+from pretrain.report.health import (
+    CRASHED,
+    FINISHED,
+    NOT_STARTED,
+    REQUEUED,
+    RUNNING,
+    STALLED,
+    STARTING,
+    STOPPED,
+)
 from pretrain.report.status import Status
 from pretrain.run.folder import EXPORT, model_folders
 from pretrain.run.human import duration
@@ -35,39 +47,50 @@ def in_words(status: Status, again: str) -> str:
         ("checkpoint", _checkpoint(status)),
         ("attempts", _attempts(status)),
         ("events", f"{status.events:,}, the last one {status.last_event}" if status.events else ""),
+        ("W&B", status.wandb),
         ("jobs", ", ".join(f"{job.get('name')} {job.get('job')}" for job in status.jobs)),
+        ("to do", what_to_do(status)),
         ("next", what_next(status, again)),
     ]
     return "\n".join([head, *(f"  {name:<11} {text}" for name, text in rows if text)])
 
 
 def what_next(status: Status, again: str) -> str:
-    """Return what the user should do next."""
+    """Return the command that brings the run further, as it can be pasted; empty where there is nothing to do."""
+    if status.health in (STARTING, RUNNING, REQUEUED):
+        return ""
+    if status.health == FINISHED:
+        verb = "report" if exported_model(status) else "export"
+        return shlex.join(["maskmill", verb, str(status.folder)])
+    return again
+
+
+def what_to_do(status: Status) -> str:
+    """Return in words what the user should do, or know before the command of `what_next`."""
     logs, numbers = status.folder / "logs", ",".join(str(job.get("job")) for job in status.jobs)
+    waits = f"squeue --jobs={numbers} says" if numbers else ""
     if status.health == NOT_STARTED:
-        if numbers:
-            return f"squeue --jobs={numbers} says what the jobs wait for"
-        return f"start it: {again}"
+        return f"{waits} what the jobs wait for" if numbers else "start it"
     if status.health in (STARTING, RUNNING):
         return f"nothing to do; its logs are in {logs}"
+    if status.health == REQUEUED:
+        return f"nothing to do; squeue says when Slurm starts it; its logs are in {logs}"
     if status.health == FINISHED:
-        if model := exported_model(status):
-            return f"maskmill report {status.folder}; the model is in {model}"
-        return f"maskmill export {status.folder}"
+        model = exported_model(status)
+        return f"the model is in {model}" if model else "export the model"
     # a Slurm job that hit its time limit, or failed, may be about to resume by itself
-    first = f"squeue --jobs={numbers} says whether Slurm restarts it; if not, " if numbers else ""
+    first = f"{waits} whether Slurm restarts it; if not, " if numbers else ""
     if status.health == STOPPED:
-        return f"{first}rerun to resume: {again}"
+        return f"{first}rerun to resume"
     if status.health == STALLED:
         job = f"squeue --jobs={status.job}; " if status.job else ""
         return (
             f"{job}look at the end of the logs in {logs}; a rank that hangs is ended after run.step_limit, or "
-            "run.stage_limit, seconds and restarted; if no process is left, rerun the same command to resume from the "
-            "newest checkpoint"
+            "run.stage_limit, seconds and restarted; if no process is left, rerun to resume from the newest checkpoint"
         )
     assert status.health == CRASHED
     place = f"resume from step {status.checkpoint_step:,}" if status.checkpoint else "start over"
-    return f"{first}fix what the error says (logs in {logs}), then rerun to {place}: {again}"
+    return f"{first}fix what the error says (logs in {logs}), then rerun to {place}"
 
 
 def exported_model(status: Status) -> Path | None:
@@ -144,8 +167,17 @@ def _attempts(status: Status) -> str:
     return f"{restarts}{here}"
 
 
-def command_again(status: Status, source: str) -> str:
-    """Return the command that the run itself recorded, else the one that starts the recipe `source`."""
-    if status.command:
-        return status.command
-    return f"maskmill train {source}" if not Path(source).is_dir() else "maskmill train RECIPE"
+def command_again(status: Status, source: str, overrides: Sequence[str] = ()) -> str:
+    """Return the command that goes on with the run, to be pasted: the one that it recorded, else the one that starts
+    the recipe `source`, without run.stop_after, where it would stop at once, and with the folder where it is now."""
+    given = ["maskmill", "train", *([source, *overrides] if not Path(source).is_dir() else ["RECIPE"])]
+    with suppress(ValueError):  # a quote that is not closed
+        given = shlex.split(status.command) or given
+    kept = [word for word in given if not word.startswith("run.stop_after=")]
+    place = f"run.dir={status.folder.resolve() if status.command else status.folder}"
+    named = [word for word in kept if word.startswith("run.dir=")]
+    if any(Path(word.removeprefix("run.dir=")).resolve() != status.folder.resolve() for word in named):
+        kept = [place if word in named else word for word in kept]
+    elif not named and status.command:
+        kept.append(place)
+    return shlex.join(kept)

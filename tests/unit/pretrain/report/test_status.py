@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -12,9 +13,19 @@ from typing import Any
 import pytest
 
 from pretrain.monitoring.wandb.connection import warn
-from pretrain.report.health import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED
+from pretrain.report.health import (
+    CRASHED,
+    FINISHED,
+    FIRST_STAGES,
+    NOT_STARTED,
+    REQUEUED,
+    RUNNING,
+    STALLED,
+    STARTING,
+    STOPPED,
+)
 from pretrain.report.status import Status, read_status
-from pretrain.report.status_text import in_words
+from pretrain.report.status_text import command_again, in_words, what_next
 from pretrain.run.heartbeat import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, read_heartbeat
 from tests.command_line import ROOT, Maskmill
 
@@ -180,7 +191,7 @@ def test_health(folder: Folder, told: str, heartbeat_ago: float, doing: str, hea
     folder.run(told, ago=heartbeat_ago, began=10_000)
     folder.heartbeat(heartbeat_ago, doing=doing)
     assert folder.status().health == health
-    assert "next" in in_words(folder.status(), "again")
+    assert "  to do " in in_words(folder.status(), "again")
 
 
 def test_a_long_step_is_no_stall(folder: Folder) -> None:
@@ -241,7 +252,7 @@ def test_a_crash_tells_the_last_line_of_its_error(folder: Folder) -> None:
     assert status.log.endswith("rank-1.log"), "the first one that ended is the cause"
     text = in_words(status, "maskmill train demo")
     assert "CUDA out of memory" in text
-    assert "then rerun to start over: maskmill train demo" in text
+    assert "then rerun to start over\n  next        maskmill train demo" in text
     folder.run("failed", error="ValueError: told by itself")
     assert folder.status().error == "ValueError: told by itself"
 
@@ -286,7 +297,9 @@ def test_jobs_that_wait_and_fail(folder: Folder) -> None:
     folder.write("logs/read-12_0.log", "maskmill: data.sources: no such file\n", ago=20)
     status = folder.status()
     assert status.health == CRASHED
-    assert "rerun to start over: maskmill slurm demo --submit" in in_words(status, status.command)
+    assert "rerun to start over\n  next        maskmill slurm demo --submit" in in_words(
+        status, status.command
+    )
 
 
 def test_a_name_is_said_as_it_is(maskmill: Maskmill, tmp_path: Path) -> None:
@@ -298,12 +311,144 @@ def test_a_name_is_said_as_it_is(maskmill: Maskmill, tmp_path: Path) -> None:
 
 def test_a_job_that_was_requeued_is_not_submitted_again(folder: Folder) -> None:
     folder.run("stopped", ago=50)
-    assert "  next        rerun to resume: again" in in_words(folder.status(), "again")
+    assert "  to do       rerun to resume\n  next        again" in in_words(folder.status(), "again")
     folder.write("logs/slurm.json", json.dumps({"jobs": [{"job": "12"}, {"job": "13"}]}), ago=500)
     for told in ("stopped", "failed"):
         folder.run(told, ago=50)
         words = in_words(folder.status(), "again")
-        assert "  next        squeue --jobs=12,13 says whether Slurm restarts it; if not, " in words
+        assert "  to do       squeue --jobs=12,13 says whether Slurm restarts it; if not, " in words
+
+
+def stages(*names: str) -> str:
+    return "".join(f"[2026-11-28 10:00:00] {name} (run.stage_limit: 1800 s)\n" for name in names)
+
+
+OLD_ERROR = "RuntimeError: of the attempt before\n"
+
+
+@pytest.mark.parametrize("stage", FIRST_STAGES)
+@pytest.mark.parametrize("told", ["", "stopped", "failed", "running"])
+def test_a_start_is_a_start_before_it_writes_anything(folder: Folder, told: str, stage: str) -> None:
+    if told:
+        folder.run(told, ago=500, began=2000, error=OLD_ERROR)
+        folder.heartbeat(ago=500)
+    lines = stages("importing torch", "connecting", "leaving the other ranks") + OLD_ERROR
+    folder.write("logs/rank-0.log", lines + stages("importing torch", stage), ago=40)
+    status = folder.status()
+    assert (status.health, status.error) == (STARTING, "")
+    assert status.why == f"{stage} began 40 s ago"
+    assert what_next(status, "again") == ""
+
+
+@pytest.mark.parametrize("last", ["building the model and the engine", "leaving the other ranks"])
+def test_the_stages_of_an_end_are_no_start(folder: Folder, last: str) -> None:
+    folder.run("stopped", ago=500, began=2000)
+    folder.write("logs/rank-0.log", stages("importing torch", last), ago=499)
+    assert folder.status().health == STOPPED
+    folder.write("logs/rank-0.log", stages("importing torch"), ago=600)
+    assert folder.status().health == STOPPED, "an older start"
+
+
+def test_an_error_of_an_attempt_before_is_not_the_newest(folder: Folder) -> None:
+    folder.run(ago=400, began=2000)
+    folder.heartbeat(ago=400)
+    old = stages("importing torch") + OLD_ERROR
+    folder.write(
+        "logs/rank-0.log", old + stages("importing torch", "building the model and the engine"), ago=400
+    )
+    status = folder.status()
+    assert (status.health, status.error) == (STALLED, "")
+    now = stages("importing torch", "building the model and the engine")
+    folder.write("logs/rank-0.log", old + now + "ValueError: now\n", ago=400)
+    status = folder.status()
+    assert (status.health, status.error) == (CRASHED, "ValueError: now")
+
+
+@pytest.mark.parametrize("told", ["stopped", "failed", "running"])
+def test_a_job_that_waits_to_be_started_again_is_requeued(folder: Folder, told: str) -> None:
+    folder.run(told, ago=100, began=2000)
+    folder.heartbeat(ago=100)
+    asks = "== attempt\nnewest checkpoint: step 5\nasks to be requeued\n"
+    folder.write("logs/srun-17-0.log", asks, ago=90)
+    status = folder.status()
+    assert (status.health, status.why) == (REQUEUED, "Slurm starts job 17 again when its turn comes")
+    assert what_next(status, "again") == ""
+    assert "requeued, step 20 of 100" in in_words(status, "again")
+    folder.write("logs/srun-17-1.log", "== attempt 1\n", ago=50)
+    folder.write("logs/rank-0.log", stages("importing torch"), ago=45)
+    assert folder.status().health == STARTING, "its turn has come"
+    (folder.path / "logs/rank-0.log").unlink()
+    (folder.path / "logs/srun-17-1.log").unlink()
+    folder.run(told, ago=1, began=2000)
+    assert folder.status().health != REQUEUED, "somebody has gone on without Slurm"
+
+
+@pytest.mark.parametrize(
+    ("runs", "sent", "health", "said"),
+    [
+        (
+            ["offline-run-20261128_100000-a"],
+            None,
+            "running",
+            "offline: all of it is here alone; maskmill sync ",
+        ),
+        (
+            ["run-20261128_100000-a", "offline-run-20261128_110000-a"],
+            {"lines": 12, "points": 12, "cut": 0, "settled": True},
+            "stopped",
+            "offline: all after line 12 of metrics.jsonl is here alone",
+        ),
+        (
+            ["offline-run-20261128_100000-a", "run-20261128_110000-a"],
+            {"lines": 12, "points": 12, "cut": 0, "settled": True},
+            "stopped",
+            "",
+        ),
+        (
+            ["run-20261128_110000-a"],
+            {"lines": 12, "points": 12, "cut": 0, "settled": False},
+            "failed",
+            "the server may lack the end of it; maskmill sync ",
+        ),
+        (["run-20261128_110000-a"], {"lines": 12, "points": 12, "cut": 0, "settled": False}, "running", ""),
+        ([], None, "stopped", ""),
+    ],
+)
+def test_what_wandb_lacks_is_said(
+    folder: Folder, runs: list[str], sent: dict[str, Any] | None, health: str, said: str
+) -> None:
+    folder.run(health)
+    folder.heartbeat(ago=1)
+    for name in runs:
+        (folder.path / "wandb" / name).mkdir(parents=True)
+    if sent:
+        folder.write("wandb_uploaded.json", json.dumps(sent))
+    status = folder.status()
+    assert status.wandb.startswith(said) if said else not status.wandb
+    assert ("  W&B         " in in_words(status, "again")) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wanted"),
+    [
+        (
+            "maskmill train demo run.dir={moved} run.stop_after=5 optim.lr=1",
+            "maskmill train demo run.dir={here} optim.lr=1",
+        ),
+        (
+            "maskmill train demo 'data.sources=[a b]'",
+            "maskmill train demo 'data.sources=[a b]' run.dir={here}",
+        ),
+        ("maskmill train demo run.dir={here}", "maskmill train demo run.dir={here}"),
+        ("", "maskmill train 'my recipe.yaml' 'data.sources=a b'"),
+        ("maskmill train 'no end", "maskmill train 'my recipe.yaml' 'data.sources=a b' run.dir={here}"),
+    ],
+)
+def test_the_next_command_can_be_pasted(folder: Folder, recorded: str, wanted: str) -> None:
+    here, moved = folder.path.resolve(), folder.path.parent / "before"
+    folder.run("stopped", command=recorded.format(here=here, moved=moved))
+    again = command_again(folder.status(), "my recipe.yaml", ["data.sources=a b", "run.stop_after=3"])
+    assert again == wanted.format(here=here)
 
 
 @pytest.mark.parametrize(
@@ -347,15 +492,21 @@ def test_a_real_run(here: None, tiny: list[str], maskmill: Maskmill, tmp_path: P
     run = [*tiny, f"run.dir={tmp_path}/run", "train.eval_every=2"]
     said = maskmill("status", "demo", *run).stdout
     assert "not started" in said
-    assert f"start it: maskmill train demo {' '.join(run)}" in said
+    assert f"  next        {shlex.join(['maskmill', 'train', 'demo', *run])}\n" in said
     maskmill("train", "demo", *run, "run.stop_after=2")
     found = json.loads(maskmill("status", f"{tmp_path}/run", "--json").stdout)
     assert (found["health"], found["step"], found["steps"]) == (STOPPED, 2, 4)
     assert found["figures"]["held_out_mlm_loss"] > 0
     assert found["loss"] > 0
-    assert "rerun to resume: maskmill train demo" in found["next"]
+    assert found["to_do"] == "rerun to resume"
+    assert shlex.split(found["next"]) == ["maskmill", "train", "demo", *run], "without run.stop_after"
     assert read_heartbeat(tmp_path / "run")["step"] == 2
-    maskmill("train", "demo", *run)
+    moved = tmp_path / "moved here; rm -r x"
+    (tmp_path / "run").rename(moved)
+    again = json.loads(maskmill("status", str(moved), "--json").stdout)["next"]
+    maskmill(*shlex.split(again)[1:])
+    assert json.loads(maskmill("status", str(moved), "--json").stdout)["health"] == FINISHED
+    moved.rename(tmp_path / "run")
     found = json.loads(maskmill("status", f"{tmp_path}/run", "--json").stdout)
     assert (found["health"], found["step"], found["attempts"]) == (FINISHED, 4, 2)
     assert found["checkpoint"] == "step-00000004"
