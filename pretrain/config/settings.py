@@ -206,7 +206,8 @@ class ObjectiveSettings:
 @dataclass
 class MonitorSettings:
     tracker: str = "jsonl"
-    """wandb (metrics.jsonl as well; offline without a key), jsonl (metrics.jsonl), or none."""
+    """wandb (metrics.jsonl as well; offline without a key), tensorboard (metrics.jsonl as well; event files in the run
+    folder), jsonl (metrics.jsonl), or none."""
     project: str = "maskmill"
     """W&B project."""
     id: str = ""

@@ -1,4 +1,4 @@
-"""Write metrics to metrics.jsonl, and through pretrain/monitoring/wandb/ to W&B."""
+"""Write metrics to metrics.jsonl, and through wandb/ to W&B, or through tensorboard.py to event files."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,4 +45,8 @@ def open_tracker(
         from pretrain.monitoring.wandb.tracker import Wandb  # wandb takes seconds to import
 
         return Wandb(folder, settings, run_id, config)
+    if settings.tracker == "tensorboard":
+        from pretrain.monitoring.tensorboard import TensorBoard
+
+        return TensorBoard(folder)
     return JsonLines(folder)

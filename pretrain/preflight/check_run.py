@@ -7,6 +7,7 @@ which takes seconds.
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,6 +120,12 @@ def check_run(config: RunConfig, ranks: int) -> list[Plan]:
     Raises UserError for the first problem in any phase, with what to do."""
     if not config.run.dir:
         raise UserError("run.dir is empty", where="settings", expected="a folder for the run")
+    if config.monitor.tracker == "tensorboard" and find_spec("tensorboardX") is None:
+        raise UserError(
+            "not installed: tensorboardX",
+            where="monitor.tracker=tensorboard",
+            remedy='pip install "maskmill[tensorboard]"',
+        )
     plans = [_check_phase(phase, ranks) for phase in phases_of(on_cpus(config, ranks))]
     for plan in plans[1:]:
         if plan.index.vocabulary.sha256 != plans[0].index.vocabulary.sha256:

@@ -44,7 +44,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "objective.causal.direction": ("left_to_right", "right_to_left"),
     "init_new_words": ("mean", "first", "fresh"),
     "init_positions": ("repeat", "interpolate", "fresh"),
-    "monitor.tracker": ("wandb", "jsonl", "none"),
+    "monitor.tracker": ("wandb", "tensorboard", "jsonl", "none"),
     "monitor.artifacts": ("none", "index", "all"),
 }
 

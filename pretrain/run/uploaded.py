@@ -14,6 +14,8 @@ from pretrain.run.atomic_write import replace
 from pretrain.run.tolerant_json import is_count, table
 
 UPLOADED = "wandb_uploaded.json"
+WRITTEN = "tensorboard/written.json"
+"""File that says how many lines of metrics.jsonl TensorBoard's event files beside it have."""
 
 
 @dataclass
@@ -56,8 +58,22 @@ def reconciled(known: Uploaded | None, on_server: int, lines: int) -> Uploaded:
 
 def lines_were_cut(folder: Path, kept: int) -> None:
     """Record that metrics.jsonl now has `kept` lines."""
+    if written(folder) > kept:
+        note_written(folder, kept)
     known = Uploaded.read(folder)
     if known is not None and known.lines > kept:
         known.cut += known.lines - kept
         known.lines = kept
         known.write(folder)
+
+
+def written(folder: Path) -> int:
+    """Return how many lines of metrics.jsonl TensorBoard's event files have; 0 where nothing says so."""
+    count = table(folder / WRITTEN).get("lines")
+    return count if isinstance(count, int) and is_count(count) else 0
+
+
+def note_written(folder: Path, lines: int) -> None:
+    """Record that number. One that is too small does no harm: those lines are written again, and purged before."""
+    with suppress(OSError):
+        replace(folder / WRITTEN, json.dumps({"lines": lines}))

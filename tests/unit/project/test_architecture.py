@@ -18,6 +18,7 @@ PLACES = {
     "webdataset": {"data_pipeline/shards/writer.py"},
     "deepspeed": {"pretrain/distributed/deepspeed_config.py"},
     "wandb": {"pretrain/monitoring/wandb/connection.py"},
+    "tensorboardX": {"pretrain/monitoring/tensorboard.py"},
     "wandb_workspaces": {"pretrain/monitoring/wandb/dashboard.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
     "triton": {"pretrain/optim/lamb_triton.py"},
