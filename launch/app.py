@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,6 +89,8 @@ class SafeConsole(Console):
             yield segment if shown == segment.text else Segment(shown, segment.style)
 
 
+LEAST_ADDRESS_SPACE = 1_000_000_000
+"""Bytes below which the verbs that make data do not start: with 600 MB the tokenizers library ended the process."""
 console = SafeConsole()
 errors = SafeConsole(stderr=True)
 """For progress beside what a verb says on its output."""
@@ -164,6 +167,23 @@ def no_such_run(source: str) -> UserError:
         where=source,
         remedy=f"did you mean the recipe {' or '.join(near)}?" if near else error.remedy,
     )
+
+
+def address_space() -> int:
+    """Return the bytes of memory that `ulimit -v` allows this process; 0: any number."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return 0 if limit == resource.RLIM_INFINITY else limit
+
+
+def check_address_space() -> None:
+    """Raise UserError where `ulimit -v` allows so little that libraries end the process instead of raising an error."""
+    if 0 < (limit := address_space()) < LEAST_ADDRESS_SPACE:
+        raise UserError(
+            f"allows {limit / 1e6:,.0f} MB",
+            where="ulimit -v",
+            expected=f"at least {LEAST_ADDRESS_SPACE / 1e6:,.0f} MB",
+            remedy="ulimit -v unlimited",
+        )
 
 
 def first_rank() -> bool:

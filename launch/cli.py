@@ -10,7 +10,7 @@ import typer
 import launch.verbs  # noqa: F401  registers them
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import printable
-from launch.app import app, first_rank
+from launch.app import address_space, app, first_rank
 from launch.compile_caches import compile_caches
 from launch.ranks import end_with_supervisor
 
@@ -39,6 +39,14 @@ def main() -> None:
             raise
         name = f"{error.filename}: " if error.filename else ""
         fail(f"{name}{error.strerror}", 2)
+    except (MemoryError, SystemError) as error:
+        limit = address_space()
+        if isinstance(error, SystemError) and not limit:  # libraries raise it too where memory ends
+            raise
+        of = f", of which `ulimit -v` allows {limit / 1e6:,.0f} MB" if limit else ""
+        fail(
+            f"there is not enough memory{of} (lower data.workers or sizes, or run it on a larger machine)", 2
+        )
     except Exception as error:
         usage = getattr(error, "format_message", None)  # click's own usage errors
         if usage is None:

@@ -30,8 +30,8 @@ def trained_before(
     vocabulary with the SHA-256 `extends` if that is given; None if there is none, or not all of its files.
     Raises UserError for any other vocabulary, and if data.vocab is a file."""
     folder = Path(settings.vocab)
-    if folder.is_file():
-        raise UserError("is a file", where=folder, expected="a folder", remedy="check data.vocab")
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is no folder", where=folder, expected="a folder", remedy="check data.vocab")
     if not folder.is_dir() or not holds_vocabulary(folder):
         return None
     log = _logged(folder)

@@ -1,6 +1,7 @@
 """Load a Vocabulary (base.py) from a tokenizer.json, a vocab.txt or vocab.json with merges.txt, and save it."""
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from data_pipeline.vocabulary.wordpiece import Normalization
 __all__ = ["Vocabulary", "load_vocabulary", "parse_tokenizer_json", "save_vocabulary"]
 
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
+MOST_BYTES = 1 << 28
+"""Maximum bytes of a vocabulary's file: fifteen times those of the largest in use, of 250,000 entries."""
 _EXPECTED = "a tokenizer.json, a vocab.txt, a vocab.json with its merges.txt, or a folder that holds one"
 
 
@@ -100,6 +103,13 @@ def _rows(folder: Path) -> int:
 
 def _read(path: Path) -> str:
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a device gives bytes for ever, a pipe perhaps none
+            raise UserError("is no file", where=path, expected=_EXPECTED, remedy="check data.vocab")
+        if found.st_size > MOST_BYTES:
+            raise UserError(
+                f"has {found.st_size:,} bytes", where=path, expected=f"at most {MOST_BYTES:,}", remedy=REMEDY
+            )
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError("the vocabulary is not UTF-8 text", where=path, remedy="check data.vocab") from error

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_pipeline.errors import UserError
-from launch.app import Overrides, Recipe, app, console, say
+from launch.app import Overrides, Recipe, app, check_address_space, console, say
 from launch.progress import stages
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def vocab(
         maskmill vocab bert_base --extend models/bert data.sources=corpus/ data.vocab=vocab/"""
     from launch.settings.recipe import load_config
 
+    check_address_space()
     config = load_config(recipe, overrides or [])
     if extend:
         _extend(config.data, config.vocabulary, Path(extend))
@@ -96,6 +97,7 @@ def prepare(
         maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
     from launch.settings.recipe import load_config
 
+    check_address_space()
     config = load_config(recipe, overrides or [])
     from data_pipeline.masking.mask_budget import MaskBudget
     from data_pipeline.prepare import prepare as run

@@ -1,9 +1,11 @@
 """Vocabularies: loaded from every form, written in one, trained the same on any number of threads."""
 
+import contextlib
 import errno
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ from tokenizers import Tokenizer
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
-from data_pipeline.settings import VocabularySettings
+from data_pipeline.settings import DataSettings, VocabularySettings
+from data_pipeline.vocabulary.check import trained_before
 from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
 from data_pipeline.vocabulary.train import train_vocabulary
 from data_pipeline.vocabulary.wordpiece import SPECIAL_TOKENS
@@ -163,6 +166,36 @@ def test_missing_vocabularies_are_refused(tmp_path):
     assert "lacks [SEP], [MASK]" in error(vocab_txt(tmp_path, ["[PAD]", "[UNK]", "[CLS]", "a"]))
     (tmp_path / "v.txt").write_bytes(b"\xff\xfe")
     assert "not UTF-8" in error(tmp_path / "v.txt")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "vocab.json"])
+@pytest.mark.parametrize("kind", ["device", "pipe", "socket", "gigabyte"])
+def test_what_is_no_file_or_too_large_is_refused_at_once(tmp_path, name, kind):
+    path = tmp_path / name
+    what = "is no file"
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+            listening.bind(os.path.relpath(path))
+    else:
+        path.touch()
+        os.truncate(path, 1 << 30)
+        what = "has 1,073,741,824 bytes"
+    assert error(path).startswith(f"{path}: {what}")
+    if kind != "gigabyte":
+        assert "no vocabulary in this folder" in error(tmp_path)
+    settings = DataSettings(vocab=str(path), sources=["nowhere"])
+    with pytest.raises(UserError, match="is no folder"):
+        trained_before(settings, VocabularySettings())
+
+
+def test_merges_beside_a_vocabulary_are_a_file_too(tmp_path):
+    (tmp_path / "vocab.json").write_text("{}")
+    os.mkfifo(tmp_path / "merges.txt")
+    assert f"{tmp_path}/merges.txt: is no file" in error(tmp_path)
 
 
 TEXT = (GOLDEN / "pairs" / "sample_text.txt").read_text() * 3
