@@ -1,16 +1,31 @@
 """Define the exceptions for user errors: the command line prints one as a single line and exits with code 2."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from data_pipeline.io.redact import printable, redact, shortened
 
 MAX_CHARACTERS = 2000
 """Longest message kept: other packages may quote a damaged file at any length."""
 
+MAX_NAME, MAX_NAMES = 60, 20
+"""Longest name, and most names, that a message lists of a file's own."""
+
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, or its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def clipped(text: str, most: int) -> str:
+    """Return `text`, or its first `most` characters and dots."""
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def listed(names: Iterable[str]) -> str:
+    """Join names from outside for a message: the first MAX_NAMES, each shortened; `none` if there are none."""
+    first = [clipped(name, MAX_NAME) for name in islice(names, MAX_NAMES + 1)]
+    return ", ".join([*first[:MAX_NAMES], *(["..."] if len(first) > MAX_NAMES else [])]) or "none"
 
 
 class UserError(Exception):
@@ -21,7 +36,7 @@ class UserError(Exception):
     """
 
     def __init__(self, what: str, *, where: object = "", expected: str = "", remedy: str = "") -> None:
-        what = what if len(what) <= MAX_CHARACTERS else what[:MAX_CHARACTERS] + "..."
+        what, expected, remedy = (clipped(part, MAX_CHARACTERS) for part in (what, expected, remedy))
         self.what, self.where, self.expected, self.remedy = what, str(where), expected, remedy
         hints = "; ".join(part for part in (f"expected {expected}" if expected else "", remedy) if part)
         line = (f"{where}: " if str(where) else "") + what + (f" ({hints})" if hints else "")

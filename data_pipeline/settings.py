@@ -84,9 +84,10 @@ class DataSettings:
     """Exponent on each language's share of the text: 1 takes text as it comes, 0.7 (multilingual BERT) raises the
     share of small languages; the amount of text stays."""
     text_field: str = affects_bytes("text", tokens=True)
-    """JSON lines and tables: the field that holds the text."""
+    """JSON lines and tables: the field that holds the text; `meta.text` is the field text in the object or struct meta,
+    unless a field has that very name."""
     id_field: str = affects_bytes("", tokens=True)
-    """JSON lines and tables: the field that names a record; empty: its line or row."""
+    """JSON lines and tables: the field that names a record, or the path to it; empty: its line or row."""
     documents: str = affects_bytes("blank_line", tokens=True)
     """Plain text: `blank_line` parts documents at blank lines, `file` makes one document of a file."""
     sentences: str = affects_bytes("split", tokens=True)

@@ -9,10 +9,11 @@ import json
 import re
 from typing import Any
 
-_USER = re.compile(r"([A-Za-z0-9+.-]*://)([^/@\s]*)@")
+# Both take time in proportion to the text: each is tried once for a run of the characters that it begins with.
+_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*+://)([^/@\s]*+)@")
 _CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")  # Azure's CONTAINER@ACCOUNT is not a user
 _SIGNED = re.compile(
-    r"(?i)([?&;][\w.-]*(?:sig|signature|token|key|secret|password|credential)[\w.-]*=)[^&;\s\"']+"
+    r"(?i)([?&;](?=[\w.-]*?(?:sig|token|key|secret|password|credential))[\w.-]++=)[^&;\s\"']++"
 )
 
 

@@ -22,6 +22,36 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 """Separates the paragraphs of a document."""
 
+_MAGIC = {
+    b"PK\x03\x04": "a zip archive, as .docx, .xlsx, .epub, .jar and .npz are",
+    b"PK\x05\x06": "an empty zip archive",
+    b"%PDF-": "a PDF",
+    b"\x89PNG\r\n\x1a\n": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF87a": "a GIF image",
+    b"GIF89a": "a GIF image",
+    b"II*\0": "a TIFF image",
+    b"MM\0*": "a TIFF image",
+    b"RIFF": "a RIFF file (WebP, WAV or AVI)",
+    b"OggS": "an Ogg file",
+    b"ID3": "an MP3 file",
+    b"fLaC": "a FLAC file",
+    b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive",
+    b"Rar!\x1a\x07": "a RAR archive",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an OLE document, as .doc and .xls are",
+    b"SQLite format 3\0": "an SQLite database",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"Obj\x01": "an Avro file",
+    b"\x7fELF": "a program",
+    b"\x04\x22\x4d\x18": "an LZ4 file",
+    b"\x1f\x9d": "a compress (.Z) file",
+    b"wOFF": "a font",
+    b"\0asm": "a WebAssembly program",
+}
+"""What binary files begin with."""
 _BLOCK = 1 << 22
 _C0 = bytes(c for c in (*range(0x20), 0x7F) if c not in b"\t\n")
 _C1 = re.compile(
@@ -31,14 +61,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def decode(raw: bytes, counts: Counts) -> str:
-    """Decode `raw` by rule 1."""
+def decode(raw: bytes, counts: Counts, errors: str = "replace") -> str:
+    """Decode `raw` by rule 1, or by another rule of the codec for invalid bytes; these are counted alike."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         text = raw.decode("utf-8", "replace")
         counts.invalid_characters += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
-        return text
+        return text if errors == "replace" else raw.decode("utf-8", errors)
 
 
 def decoded(pieces: Iterable[bytes], counts: Counts) -> Iterator[str]:
@@ -101,8 +131,18 @@ def _is_dirty(block: str) -> bool:
 
 
 def check_encoding(head: bytes, where: str) -> None:
-    """Raise UserError if `head`, the start of a file, is UTF-16 or UTF-32: detected by its byte-order mark, or by its
-    NULs, which in Western text fill two or three of every four byte positions and none of the others."""
+    """Raise UserError if `head`, the start of a file, is that of a file of another kind, by its first bytes, or is
+    UTF-16 or UTF-32: detected by its byte-order mark, or by its NULs, which in Western text fill two or three of every
+    four byte positions and none of the others."""
+    binary = b"\0" in head[:64]  # text may begin with RIFF or ID3
+    kind = next((_MAGIC[m] for m in _MAGIC if head.startswith(m) and (binary or not m.isalnum())), "")
+    if kind or (binary and head[257:262] == b"ustar"):
+        raise UserError(
+            f"is no text but {kind or 'a tar archive'}",
+            where=where,
+            expected="text in UTF-8",
+            remedy="take the text out of it first, or leave the file out",
+        )
     marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
     shares = sorted(head[place::4].count(0) * 4 / max(len(head), 1) for place in range(4))
     if marked or (len(head) >= 16 and shares[0] < 0.1 and shares[2] > 0.8 and not 0.1 < shares[1] < 0.8):

@@ -12,6 +12,7 @@ The outermost description decides about everything below its folder. What is tak
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -40,9 +41,9 @@ def described_files(
     passed_over: PassedOver,
     described: Iterable[str] = (),
 ) -> list[str]:
-    """Return those of `paths` that are read. `read` gives the content of a description, `name_of` what a folder is
-    called in lines. `described`: descriptions that exist and are not among `paths`, which a glob has matched; then
-    files that a description names may be missing.
+    """Return those of the sorted `paths` that are read. `read` gives the content of a description, `name_of` what a
+    folder is called in lines. `described`: descriptions that exist and are not among `paths`, which a glob has matched;
+    then files that a description names may be missing.
 
     Raises UserError for a description that cannot be read, names a file that is not there, a selection of rows, or
     lacks the split."""
@@ -50,11 +51,11 @@ def described_files(
     found = [path.rpartition("/") for path in {*paths, *described}]
     kinds = (DICT, STATE, INFO)
     listed = sorted((folder + "/", kinds.index(name)) for folder, _, name in found if name in kinds)
-    decided: list[str] = []
+    outer = ""
     for folder, kind in listed:  # an outer folder comes before those below it
-        outer = next((other for other in decided if folder.startswith(other)), "")
-        if (not outer or folder in chosen.follow) and chosen.decide(kinds[kind], folder):
-            decided.append(folder)
+        inside = bool(outer) and folder.startswith(outer)
+        if (not inside or folder in chosen.follow) and chosen.decide(kinds[kind], folder):
+            outer = outer if inside else folder
             chosen.follow.discard(folder)
     return [path for path in paths if path not in chosen.gone]
 
@@ -80,7 +81,10 @@ class _Chosen:
 
     def decide(self, name: str, folder: str) -> bool:
         """Take from the folder what its description `name` names; False if it describes no data set."""
-        below = [path for path in self._paths if path.startswith(folder) and path not in self.gone]
+        start, stop = (
+            bisect_left(self._paths, edge) for edge in (folder, folder[:-1] + "0")
+        )  # "0" follows "/"
+        below = [path for path in self._paths[start:stop] if path not in self.gone]
         beside = [path for path in below if "/" not in path.removeprefix(folder)]
         found = self._described(folder + name)
         rule = {DICT: self._dict, STATE: self._state, INFO: self._cache}[name]

@@ -36,6 +36,7 @@ from data_pipeline.sequences.pair_kernels import next_pair
 from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.sequences.random_reads import no_files
 from data_pipeline.settings import DataSettings
+from data_pipeline.sources.cleaning import check_encoding, decode
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.stages.spill import spill
@@ -128,7 +129,7 @@ def read_corpus(
         )
     counts = Counts() if counts is None else counts
     cache = WordCache(replace(vocabulary, word_characters=WORD_CHARACTERS))
-    lines = _lines(files, vocabulary.normalization.lowercase)
+    lines = _lines(files, vocabulary.normalization.lowercase, counts)
     lengths, starts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     sentences, document = 0, -1
     with open_to_write(spool / "text.tokens", "wb") as out:
@@ -170,15 +171,17 @@ def _batches(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]
         yield batch
 
 
-def _lines(files: Iterable[SourceFile], lowercase: bool) -> Iterator[tuple[int, str]]:
+def _lines(files: Iterable[SourceFile], lowercase: bool, counts: Counts) -> Iterator[tuple[int, str]]:
     """Yield (document number, line) of the lines that are not blank. As in the script, a line ends at a line feed
     only, bytes that are not UTF-8 are dropped, and white space at both ends is stripped. Python, unlike the
     tokenizers library, lower-cases a Greek sigma by its place in the word."""
     document = 0
     for uri, compression in dict.fromkeys((file.uri, file.compression) for file in files):
         with reading(uri), open_bytes(uri, compression) as raw_lines:
+            check_encoding(raw_lines.peek(4096)[:4096], uri)
             for raw in raw_lines:
-                if line := raw.decode("utf-8", "ignore").strip():
+                counts.bytes += len(raw)
+                if line := decode(raw, counts, "ignore").strip():
                     yield document, line.lower() if lowercase and "\u03a3" in line else line
                 else:
                     document += 1

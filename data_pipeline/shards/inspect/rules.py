@@ -54,21 +54,34 @@ def findings(facts: Facts) -> list[dict[str, str]]:
 def _source(facts: Facts) -> Iterator[Finding]:
     if not facts["splits"]["train"]["examples"]:
         yield "there is no training example", "prepare more text"
-    if facts["documents"] == 1:
-        yield (
-            "all examples come from one document, so that nothing is known of other text",
-            "part the text: data.documents=blank_line and a blank line between documents, or more files",
-        )
+    if finding := one_document(facts["documents"], facts["settings"]):
+        yield finding
     if few := held_out_note(facts["statistics"]):
         yield few, "raise data.held_out, or add text, and prepare again; part long texts into documents"
     reading = facts["statistics"].get("reading")
     if isinstance(reading, dict):
         invalid, size = (_number(reading.get(name)) for name in ("invalid_characters", "bytes"))
         if invalid > INVALID * size:
+            became = "were dropped" if facts["settings"].get("mode") == "exact" else "became U+FFFD"
             yield (
-                f"{invalid:,.0f} byte sequences were no UTF-8 and became U+FFFD: the text may be of another encoding",
+                f"{invalid:,.0f} byte sequences were no UTF-8 and {became}: the text may be of another encoding",
                 "convert the sources to UTF-8 (iconv) and prepare again",
             )
+
+
+def one_document(documents: int | None, settings: Mapping[str, Any]) -> Finding | None:
+    """Return the finding about shards of so many documents, if they are of one."""
+    if documents != 1:
+        return None
+    pairs = (
+        ", and the second segments of pairs that are labelled random are of it too, as in BERT's script"
+        if settings.get("mode") == "exact"
+        else ""
+    )
+    return (
+        f"all examples come from one document, so that nothing is known of other text{pairs}",
+        "part the text: data.documents=blank_line and a blank line between documents, or more files",
+    )
 
 
 def _plan(facts: Facts) -> Iterator[Finding]:

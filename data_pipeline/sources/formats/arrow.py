@@ -5,8 +5,9 @@ from contextlib import ExitStack
 from io import BufferedReader
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, listed
 from data_pipeline.sources.source_file import SourceFile
 
 _FILE_MAGIC = b"ARROW1"
@@ -32,6 +33,43 @@ def batches(
         if file.owns(number):
             yield first, batch
         first += len(batch)
+
+
+def path_of(schema: pa.Schema, name: str) -> list[str]:
+    """Return the columns that lead to the field `name`, from the outside in; empty if there is none. A column of that
+    very name wins; else `a.b` is the field b of the struct a. Where a column on the way is of type null, as in a part
+    without any value, the path ends with it."""
+    fields, path, rest = list(schema), [], name
+    while True:
+        exact = rest in (field.name for field in fields)
+        here, dot, rest = (rest, "", "") if exact else rest.partition(".")
+        found = [field for field in fields if field.name == here]
+        if len(found) != 1:
+            return []
+        path.append(here)
+        kind = found[0].type
+        if not dot or pa.types.is_null(kind):
+            return path
+        fields = [kind.field(i) for i in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+
+
+def column_of(batch: pa.RecordBatch, name: str, uri: str) -> pa.Array:
+    """Return the values of the field `name`; null where a struct on the way is. Raises UserError if there is none, and
+    ArrowInvalid for a damaged column."""
+    path = path_of(batch.schema, name)
+    if not path:
+        twice = batch.schema.names.count(name) > 1
+        raise UserError(
+            f"there {'are two columns' if twice else 'is no column'} {name!r}",
+            where=uri,
+            expected=f"one of {listed(batch.schema.names)}",
+            remedy="set data.text_field and data.id_field",
+        )
+    column = batch.column(path[0])
+    for inner in path[1:]:
+        column.validate()
+        column = pc.struct_field(column, inner)
+    return column
 
 
 def _stream_batches(stream: "_Watched") -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, listed
 from data_pipeline.io.decompress import open_bytes
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.cleaning import BYTE_ORDER_MARK, decode
@@ -99,9 +99,26 @@ def _long_text(text: LongString, where: str) -> Iterator[str]:
 
 
 def _field(record: dict[str, Any], field: str, where: str, setting: str) -> Any:
-    if field not in record:
-        known = ", ".join(record) or "none"
+    try:
+        return _value(record, field)
+    except KeyError:
         raise UserError(
-            f"the record has no field {field!r}", where=where, expected=known, remedy=f"set {setting}"
-        )
-    return record[field]
+            f"the record has no field {field!r}",
+            where=where,
+            expected=listed(record),
+            remedy=f"set {setting}",
+        ) from None
+
+
+def _value(record: dict[str, Any], field: str) -> Any:
+    """Return the value of `field`: of the key of that very name, or else of the path `a.b`, the key b of the object
+    a; None where that object is null. Raises KeyError."""
+    if field in record:
+        return record[field]
+    outer, dot, rest = field.partition(".")
+    inner = record[outer] if dot else {}
+    if inner is None:
+        return None
+    if not isinstance(inner, dict) or not dot:
+        raise KeyError(field)
+    return _value(inner, rest)

@@ -9,6 +9,7 @@ from io import BufferedReader
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_pipeline.sources.formats.arrow import path_of
 from data_pipeline.sources.source_file import SourceFile
 
 BATCH_ROWS = 1024
@@ -30,15 +31,15 @@ def batches(
     else:
         table = _opened(stream)
     groups = range(file.start, table.num_row_groups if file.stop < 0 else file.stop)
-    known = [name for name in fields if name in table.schema_arrow.names]
-    if len(known) < len(fields):  # an empty batch tells the caller which columns exist
+    columns = [".".join(path_of(table.schema_arrow, name)) for name in fields]
+    if not all(columns):  # an empty batch tells the caller which columns exist
         yield 0, pa.RecordBatch.from_pylist([], schema=table.schema_arrow)
         return
     size = sum(table.metadata.row_group(group).total_byte_size for group in groups)
     rows = sum(table.metadata.row_group(group).num_rows for group in groups)
     at_once = min(BATCH_ROWS, max(1, rows * BATCH_BYTES // max(size, 1)))
     first = 0
-    for batch in table.iter_batches(at_once, row_groups=groups, columns=fields, use_threads=False):
+    for batch in table.iter_batches(at_once, row_groups=groups, columns=columns, use_threads=False):
         yield first, batch
         first += len(batch)
 

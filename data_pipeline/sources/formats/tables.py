@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import MAX_NAME, UserError, clipped
 from data_pipeline.io.decompress import open_bytes
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.cleaning import decode, decoded
@@ -54,9 +54,10 @@ def _columns(
     batches: Iterator[tuple[int, pa.RecordBatch]], fields: list[str], uri: str
 ) -> Iterator[tuple[int, list[pa.Array]]]:
     for first, batch in batches:
-        for name in fields:
-            _check_column(batch.schema, name, uri, text=name == fields[0])
-        yield first, [_as_bytes(batch.column(name)) for name in fields]
+        columns = [arrow.column_of(batch, name, uri) for name in fields]
+        for name, column in zip(fields, columns, strict=True):
+            _check_column(column, name, uri, text=name == fields[0])
+        yield first, [_as_bytes(column) for column in columns]
 
 
 def parquet_parts(file: SourceFile, part_bytes: int) -> list[tuple[int, int, int, int]]:
@@ -107,6 +108,8 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     """Cast a column of text or integers to bytes; casting to text would raise on invalid UTF-8. Raises ArrowInvalid if
     offsets point outside the column, as in a damaged file: pyarrow would follow them."""
     kind = column.type
+    if _without_values(column):
+        return pa.nulls(len(column), pa.binary())
     if pa.types.is_integer(kind):
         column.validate(full=True)
         return column.cast(pa.string()).cast(pa.binary())
@@ -126,20 +129,18 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     return column
 
 
-def _check_column(schema: pa.Schema, name: str, uri: str, text: bool) -> None:
-    if name not in schema.names:
-        raise UserError(
-            f"there is no column {name!r}",
-            where=uri,
-            expected=f"one of {', '.join(schema.names)}",
-            remedy="set data.text_field and data.id_field",
-        )
-    kind = schema.field(name).type
+def _without_values(column: pa.Array) -> bool:
+    """Return whether all values are null; a file without any has a column of type null, or of any other."""
+    return pa.types.is_null(column.type) or (len(column) > 0 and column.null_count == len(column))
+
+
+def _check_column(column: pa.Array, name: str, uri: str, text: bool) -> None:
+    kind = column.type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    if not is_text and (text or not pa.types.is_integer(kind)):
+    if not is_text and not _without_values(column) and (text or not pa.types.is_integer(kind)):
         raise UserError(
-            f"column {name!r} holds {kind}",
+            f"column {name!r} holds {clipped(str(kind), MAX_NAME)}",
             where=uri,
             expected="text",
             remedy="set data.text_field or data.id_field",

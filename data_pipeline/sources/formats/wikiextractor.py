@@ -1,6 +1,5 @@
 """Read the pages of a part of WikiExtractor's output: the text between `<doc id=...>` and `</doc>`."""
 
-import html
 import re
 from collections.abc import Iterable, Iterator
 
@@ -8,15 +7,16 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import open_bytes
 from data_pipeline.sources.cleaning import decode
 from data_pipeline.sources.formats.lines import READ_BYTES, Line, lines_of
+from data_pipeline.sources.formats.wikitext import unescaped
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import PASSAGE_BYTES, Record, SourceFile, in_passages
 
-_DOC = re.compile(rb'<doc id="([^"]*)"[^>]*>\s*$')
+_DOC = re.compile(rb'<doc id="([^"]*)"(?: url="[^"]*")?(?: title="(.*)")?[^>]*>(</doc>)?\s*+$')
 
 
 def extracted_pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
-    """Yield the pages of one part: page id and text. Raises UserError for text outside of pages, and if the last page
-    has no end."""
+    """Yield the pages of one part: page id and text, "" where there is but a title. Raises UserError for text outside
+    of pages, and if the last page has no end."""
     with open_bytes(file.uri, file.compression) as stream:
         yield from _pages(file, lines_of(file, stream, READ_BYTES), counts)
 
@@ -35,12 +35,19 @@ def _pages(file: SourceFile, lines: Iterator[Line], counts: Counts) -> Iterator[
         if past:
             return
         found += 1
-        body = _until_doc_ends(lines, f"{file.uri}:{number}")
+        body = iter(()) if opening[3] else _until_doc_ends(lines, f"{file.uri}:{number}")
         if file.owns(found):
             name, text, more = in_passages(decode(opening[1], counts), _joined(body), counts)
-            yield name, html.unescape(text), map(html.unescape, more)
+            if _is_title(text, decode(opening[2] or b"", Counts())):
+                text = ""
+            yield name, unescaped(text), map(unescaped, more)
         for _ in body:
             pass
+
+
+def _is_title(text: str, title: str) -> bool:
+    """Return whether the text is its own heading only: WikiExtractor writes that of an article without text."""
+    return bool(title) and unescaped(text).strip() in (title, unescaped(title))
 
 
 def _until_doc_ends(lines: Iterator[Line], where: str) -> Iterator[bytes]:

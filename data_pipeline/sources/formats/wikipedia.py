@@ -25,7 +25,7 @@ _READ = 1 << 20
 _HEAD = 1 << 18
 _BEGIN, _END, _ALL_READ = b"<page>", b"</page>", b"</mediawiki>"
 _HIDDEN = frozenset({"file", "image", "category"})
-_NAMESPACE = re.compile(r'<namespace key="(?:6|14)"[^>]*>([^<]+)<')
+_NAMESPACE = re.compile(r'<namespace key="(?:6|14)"[^<>]*>([^<]+)<')
 
 
 def pages(file: SourceFile, counts: Counts) -> Iterator[Record]:

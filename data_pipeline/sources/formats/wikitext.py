@@ -1,7 +1,9 @@
 """Extract the running text of an article from its wikitext.
 
-Paragraphs, headings and list items are separated by blank lines. Templates, tables, references, formulae, files and
-categories are removed; links, styles and other tags keep their text.
+Paragraphs, headings and list items are separated by blank lines. Templates, tables, references, formulae, files,
+categories and links to other languages' articles are removed; links, styles and other tags keep their text. Of a word
+in several variants of a language, `-{zh-hans:A;zh-hant:B}-`, the one whose code comes first in the alphabet stays, so
+that an article is in one variant.
 
 Not done with a library, since it must cope with any text: every step is one pass over the text with a pattern that
 never backtracks far. mwparserfromhell takes 18 seconds for 40 KB of `{|`, and a hundred times as long for a whole
@@ -36,9 +38,38 @@ _WITHOUT_TEXT = (
         "inputbox",
         "style",
         "script",
+        "indicator",
     ),
 )
 """Tags whose content is not running text."""
+
+_CODES = """
+aa ab ace ady af ak als alt am ami an ang ann anp ar arc ary arz as ast atj av avk awa ay az azb ba ban bar
+bat-smg bbc bcl bdr be be-tarask be-x-old bew bg bh bi bjn blk bm bn bo bol bpy br bs btm bug bxr ca cbk-zam
+cdo ce ceb ch cho chr chy ckb cmn co cr crh cs csb cu cv cy da dag de dga din diq dsb dtp dty dv dz ee egl
+el eml en eo es et eu ext fa fat ff fi fiu-vro fj fo fon fr frp frr fur fy ga gag gan gcr gd gl glk gn gom
+gor got gpe gsw gu guc gur guw gv ha hak haw he hi hif ho hr hsb ht hu hy hyw hz ia iba id ie ig igl ii ik
+ilo inh io is isv it iu ja jam jbo jv ka kaa kab kai kaj kbd kbp kcg kg kge ki kj kk kl km kn knc ko koi kr
+krc ks ksh ku kus kv kw ky la lad lb lbe lez lfn lg li lij lld lmo ln lo lrc lt ltg lv lzh mad mag mai
+map-bms mdf mg mh mhr mi min mk ml mn mni mnw mo mos mr mrj ms mt mus mwl my myv mzn na nah nan nap nb nds
+nds-nl ne new ng nia nl nn no nov nqo nr nrm nso nup nv ny oc olo om or os pa pag pam pap pcd pcm pdc pfl pi
+pih pl pms pnb pnt ppl ps pt pwn qu rki rm rmy rn ro roa-rup roa-tara rsk ru rue rup rw sa sah sat sc scn
+sco sd se sg sgs sh shi shn si simple sk skr sl sm smn sn so sq sr srn ss st stq su sv sw syl szl szy ta tay
+tcy tdd te tet tg th ti tig tk tl tlh tly tn to tok tpi tr trv ts tt tum tw ty tyv udm ug uk ur uz ve vec
+vep vi vls vo vro wa war wo wuu xal xh xmf yi yo yue za zea zgh zh zh-classical zh-min-nan zh-yue zu
+"""
+_LANGUAGES = frozenset(_CODES.split())
+"""Language codes of Wikipedias, open, closed and former ones: a link to `de:` is one to the same article there."""
+_CONVERTED = "ban|crh|en|gan|iu|kk|ku|mni|sh|shi|sr|tg|tly|uz|wuu|zh"
+"""Languages with variants that MediaWiki converts into each other."""
+_HIDDEN_RULES = frozenset("HT-")
+"""Flags of a variant that shows nothing: a rule for the page, its title, the removal of a rule."""
+_FLAGS = frozenset("ADEHNRST+-")
+_DEEPEST = 10
+"""Deepest nesting of variants, as in MediaWiki."""
+
+NAME_CHARACTERS = 300
+"""Longest name of a page, a namespace or a file before the bar of a link; MediaWiki limits it to 255 bytes."""
 
 _COMMENT, _COMMENT_END = re.compile(r"<!--"), re.compile(r"-->")
 _TEMPLATE = re.compile(r"(?P<open>\{\{)|\}\}")
@@ -50,14 +81,26 @@ _PAIRS = [
     for tag in _WITHOUT_TEXT
 ]
 _STYLE = re.compile(r"'{2,5}")
-_SWITCH = re.compile(r"__[A-Z]+__")
+_SWITCH = re.compile(r"__([^\W\d_]++(?:_[^\W\d_]++)*+)__")
+_RULE_LINE = re.compile(r"^-{4,}", re.MULTILINE)
+_PARAMETER = re.compile(r"\{\{\{[^{}]*\}\}\}")
+_VARIANT = re.compile(r"(?P<open>-\{)|\}-")
+_VARIANT_CODE = re.compile(rf"(?:{_CONVERTED})(?:-[a-z]+)*")
+_VARIANT_TEXT = re.compile(rf"(?:^|;)\s*+(?:[^;:=]*+=>\s*+)?((?:{_CONVERTED})(?:-[a-z]+)*+)\s*+:")
+_MEDIA = re.compile(
+    r"[^\[\]|:]*+:[^\[\]|]*?\.(?:jpe?g|png|svg|gif|tiff?|webp|xcf|djvu|pdf|ogg|oga|ogv|opus|webm|wav|mp3|midi?|flac|stl)"
+    r"\s*+(?:\||\]\])",
+    re.IGNORECASE,
+)
+"""A file under any name of its namespace: dumps list the official one, and articles use aliases (Bild:)."""
 _HEADING = re.compile(r"^=.*=[ \t]*$", re.MULTILINE)
 _ITEM = re.compile(r"^[*#:;]+[ \t]*", re.MULTILINE)
 _LINE_BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 _PAGE_LINK = re.compile(r"\[\[:?([^\[\]|]*)(?:\|([^\[\]]*))?\]\]")
-_WEB_LINK = re.compile(r"\[(?:[a-z]{3,9}:)?//[^\s\[\]]+(?:[ \t]+([^\[\]]*))?\]", re.IGNORECASE)
+_WEB_LINK = re.compile(r"\[(?:[a-z]{3,9}:)?//[^\s\[\]]++(?:[ \t]++([^\[\]]*+))?+\]", re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _EMPTY_PARENTHESES = re.compile(r"\([ ,;]*\)")
+_LONG_NUMBER = re.compile(r"&#0*+([0-9]{8,});?")
 _SPACES = re.compile(r"[ \t\u00a0]+")
 _BLANK = re.compile(r"\n\s*\n")
 
@@ -66,21 +109,68 @@ def plain_text(wikitext: str, hidden: frozenset[str]) -> str:
     """Return the text of an article. `hidden`: lower-cased names of the namespaces whose links show no text: files and
     categories, in the wiki's language and in English."""
     text = _without_spans(wikitext, _COMMENT, _COMMENT_END)
-    text = _without_nested(text, _TEMPLATE)
+    text = _without_nested(_PARAMETER.sub("", text), _TEMPLATE)
     text = _without_nested(text, _TABLE)
     text = _SINGLE_TAG.sub("", text)
     for opening, closing in _PAIRS:
         text = _without_spans(text, opening, closing)
-    text = _without_nested(text, _LINK, lambda inside: inside.partition(":")[0].strip().lower() in hidden)
-    text = _SWITCH.sub("", _STYLE.sub("", text))
+    text = _in_one_variant(text) if "-{" in text else text
+    text = _without_nested(text, _LINK, lambda inside: _shows_nothing(inside, hidden))
+    text = _SWITCH.sub(lambda found: "" if found[1] == found[1].upper() else found[0], _STYLE.sub("", text))
     text = _HEADING.sub(lambda line: f"\n\n{line[0].strip().strip('=')}\n\n", text)
-    text = _LINE_BREAK.sub("\n\n", _ITEM.sub("\n\n", text))
+    text = _LINE_BREAK.sub("\n\n", _ITEM.sub("\n\n", _RULE_LINE.sub("\n\n", text)))
     text = _PAGE_LINK.sub(lambda link: link[2] or link[1], text)
     text = _TAG.sub("", _WEB_LINK.sub(lambda link: link[1] or "", text))
-    text = _SPACES.sub(" ", html.unescape(text))
+    text = _SPACES.sub(" ", unescaped(text))
     text = _SPACES.sub(" ", _EMPTY_PARENTHESES.sub("", text))
     paragraphs = ("\n".join(line.strip(" ") for line in p.split("\n")).strip() for p in _BLANK.split(text))
     return "\n\n".join(filter(None, paragraphs))
+
+
+def unescaped(text: str) -> str:
+    """Return `text` with HTML's references resolved. `html.unescape` raises ValueError for a number of more than 4,300
+    digits; those beyond Unicode are U+FFFD, as it makes them."""
+    return html.unescape(_LONG_NUMBER.sub("\ufffd", text))
+
+
+def _shows_nothing(inside: str, hidden: frozenset[str]) -> bool:
+    """Return whether a link that begins with `inside` shows no text where it stands."""
+    name = inside.partition(":")[0].strip().lower()
+    return name in hidden or name in _LANGUAGES or _MEDIA.match(inside) is not None
+
+
+def _in_one_variant(text: str) -> str:
+    """Replace each `-{...}-` by what it shows in one variant; unmatched brackets stay."""
+    opened: list[list[str]] = [[]]
+    at = 0
+    for found in _VARIANT.finditer(text):
+        opened[-1].append(text[at : found.start()])
+        at = found.end()
+        if found.lastgroup == "open" and len(opened) <= _DEEPEST:
+            opened.append([])
+        elif found.lastgroup != "open" and len(opened) > 1:
+            inside = "".join(opened.pop())
+            opened[-1].append(_variant(inside))
+        else:
+            opened[-1].append(found[0])
+    opened[-1].append(text[at:])
+    return "-{".join("".join(parts) for parts in opened)
+
+
+def _variant(inside: str) -> str:
+    """Return what `-{inside}-` shows (mediawiki.org, Writing systems/Syntax): flags and a bar may come first."""
+    before, bar, after = inside.partition("|")
+    flags = {flag.strip() for flag in before.split(";")} if bar and len(before) < 200 else {"?"}
+    if not all(flag in _FLAGS or _VARIANT_CODE.fullmatch(flag) for flag in flags - {""}):
+        after, flags = inside, set()
+    if flags & _HIDDEN_RULES:
+        return ""
+    codes = [] if flags - _FLAGS - {""} or "R" in flags else list(_VARIANT_TEXT.finditer(after))
+    if not codes:
+        return after
+    first = min(range(len(codes)), key=lambda number: codes[number][1])
+    stop = codes[first + 1].start() if first + 1 < len(codes) else len(after)
+    return after[codes[first].end() : stop].strip().rstrip(";")
 
 
 def _without_spans(text: str, opening: re.Pattern[str], closing: re.Pattern[str]) -> str:
@@ -102,7 +192,7 @@ def _without_nested(text: str, bracket: re.Pattern[str], goes: Callable[[str], b
             opened.append(found)
         elif opened:
             begin = opened.pop()
-            if goes(text[begin.end() : begin.end() + 80]):
+            if goes(text[begin.end() : begin.end() + NAME_CHARACTERS]):
                 while spans and spans[-1][0] >= begin.start():
                     spans.pop()
                 spans.append((begin.start(), found.end()))

@@ -404,3 +404,37 @@ def test_exact_mode_is_googles_script_on_the_command_line(
     for found, wanted in zip(map(json.loads, printed), map(json.loads, expected), strict=True):
         assert {key: found[key] for key in wanted} == wanted
     assert Index.load(tmp_path / "shards").train.examples == golden["instances"]
+
+
+@pytest.mark.parametrize(
+    ("text", "documents"), [("hello\ntom sawyer\nhow are you\n", 1), ("a b\nc d\n\ne f\ng h\n", 2)]
+)
+def test_pairs_of_one_document_in_exact_mode_are_warned_of(
+    maskmill: Maskmill, tmp_path: Path, text: str, documents: int
+) -> None:
+    """BERT's script takes the second segments of random pairs from the only document there is."""
+    (tmp_path / "a.txt").write_bytes(text.encode() + b"\xff word\n")
+    settings = {
+        "data.mode": "exact",
+        "data.sentences": "lines",
+        "data.held_out": 0,
+        "data.sources": tmp_path / "a.txt",
+        "data.vocab": VOCABULARY,
+        "data.out": tmp_path / "shards",
+        "data.dupe_factor": 20,
+        "data.duplicates": "keep",
+    }
+    warned = "all examples come from one document, so that nothing is known of other text, and the second segments of"
+    for words in (
+        ["prepare", "demo", *(f"{k}={v}" for k, v in settings.items())],
+        ["inspect", tmp_path / "shards"],
+    ):
+        said = " ".join(maskmill(*map(str, words)).stdout.split())
+        assert (warned in said) == (documents == 1)
+        assert ("1 byte sequences were no UTF-8 and were dropped" in said) == (words[0] == "inspect")
+    reading = Index.load(tmp_path / "shards").statistics["reading"]
+    assert (reading["documents"], reading["invalid_characters"]) == (documents, 1)
+    (tmp_path / "a.txt").write_bytes(b"PK\x03\x04" + bytes(50))
+    settings["data.out"] = tmp_path / "others"
+    line = maskmill("prepare", "demo", *(f"{k}={v}" for k, v in settings.items()), code=2).stderr
+    assert "is no text but a zip archive" in line

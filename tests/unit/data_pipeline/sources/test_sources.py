@@ -5,6 +5,7 @@ import json
 import os
 import random
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -358,3 +359,117 @@ def test_a_device_is_neither_a_source_nor_read_whole(path: str) -> None:
     assert error(path) == f"{path}: is a device (expected a file or folder; check data.sources)"
     with pytest.raises(UserError, match=rf"^{path}: is a device \(expected a file\)$"):
         read_bytes(path)
+
+
+def table(path, rows, columns=None):
+    """The rows as JSON lines, Parquet or Arrow."""
+    if path.suffix == ".jsonl":
+        return jsonl(path, *rows)
+    made = pa.Table.from_pylist(rows, schema=columns)
+    if path.suffix == ".parquet":
+        pq.write_table(made, path)
+        return path
+    with pa.ipc.new_stream(str(path), made.schema) as writer:
+        writer.write_table(made)
+    return path
+
+
+TABLES = ["a.jsonl", "a.parquet", "a.arrow"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_field_may_lie_in_another(tmp_path, name):
+    rows = [
+        {"meta": {"text": "one", "of": {"id": 7}}, "n": 1},
+        {"meta": None, "n": 2},
+        {"meta": {"text": None, "of": {"id": 8}}, "n": 3},
+        {"meta": {"text": "four", "of": {"id": 9}}, "n": 4},
+    ]
+    path = table(tmp_path / name, rows)
+    counts = Counts()
+    found = documents(path, counts=counts, text_field="meta.text")
+    assert found == [(f"{name}:1", "one"), (f"{name}:4", "four")]
+    assert counts.empty_documents == 2
+    path = table(tmp_path / name, [rows[0], rows[3]])
+    ids = [(f"{name}:7", "one"), (f"{name}:9", "four")]
+    assert documents(path, text_field="meta.text", id_field="meta.of.id") == ids
+    for field in ("meta.body", "meta.text.more", "n.text", "meta.", ".text", "meta..text"):
+        assert f"{field!r} (expected " in error(path, text_field=field)
+    assert "'meta'" in error(path, text_field="meta"), "an object is no text"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_field_of_the_very_name_wins_over_a_path(tmp_path, name):
+    path = table(tmp_path / name, [{"meta": {"text": "inner"}, "meta.text": "outer"}])
+    assert documents(path, text_field="meta.text") == [(f"{name}:1", "outer")]
+    path = table(tmp_path / name, [{"meta": {"a.b": "dotted", "a": {"b": "deep"}}}])
+    assert documents(path, text_field="meta.a.b") == [(f"{name}:1", "dotted")]
+
+
+def test_a_long_text_within_an_object_comes_in_passages(tmp_path):
+    long = "word " * 2_000_000
+    path = jsonl(tmp_path / "a.jsonl", {"meta": {"text": long}})
+    assert documents(path, text_field="meta.text") == [("a.jsonl:1", long)]
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.float64(), pa.int32()])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_part_without_any_value_is_empty(tmp_path, kind, suffix):
+    """What writes a part of a table does not know the type of a column that is null throughout."""
+    table(tmp_path / f"0.{suffix}", [{"text": "one"}])
+    column = pa.schema([("text", kind)])
+    table(tmp_path / f"1.{suffix}", [{"text": None}, {"text": None}], column)
+    counts = Counts()
+    assert documents(tmp_path, counts=counts) == [(f"0.{suffix}:1", "one")]
+    assert counts.empty_documents == 2
+    nested = pa.schema([("meta", pa.null())])
+    assert documents(table(tmp_path / f"2.{suffix}", [{"meta": None}], nested), text_field="meta.text") == []
+    if kind != pa.null():
+        table(tmp_path / f"1.{suffix}", [{"text": None}, {"text": 1}], column)
+        assert f"1.{suffix}: column 'text' holds " in error(tmp_path / f"1.{suffix}")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    twice = pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), twice.schema) as writer:
+        writer.write_table(twice)
+    assert "there are two columns 'text'" in error(tmp_path)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_long_names_of_fields_are_shortened_in_the_line(tmp_path, name):
+    started = time.thread_time()
+    line = error(table(tmp_path / name, [{"k" * 100_000: "x", **{f"key{n}": "x" for n in range(1000)}}]))
+    assert time.thread_time() - started < 5
+    assert "expected " + "one of " * (name != "a.jsonl") + "k" * 60 + "..., key0, key1" in line
+    assert len(line) < 1000
+
+
+BINARY = {
+    "zip": b"PK\x03\x04\x14\0\x08\0\x08\0" + bytes(range(256)),
+    "PNG": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+    "PDF": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
+    "OLE": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(50),
+    "RIFF": b"RIFF\x24\0\0\0WEBPVP8 ",
+    "NumPy": b"\x93NUMPY\x01\0v\0{'descr'",
+    "Parquet": b"PAR1\x15\0\x15\x1a",
+    "tar": b"a.txt".ljust(257, b"\0") + b"ustar\x0000",
+}
+
+
+@pytest.mark.parametrize("kind", BINARY)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_binary_file_is_not_read_as_text(tmp_path, kind, name):
+    (tmp_path / name).write_bytes(BINARY[kind])
+    line = error(tmp_path)
+    assert line.startswith(f"{tmp_path}/{name}: is no text but a")
+    assert kind.lower() in line.lower()
+    assert error(tmp_path, documents="file") == line
+
+
+@pytest.mark.parametrize(
+    "text", ["PAR1 is a word.", "RIFF and ID3", "PK is for Pakistan", "%PDF is a mark", "GIF89a, a format"]
+)
+def test_text_that_begins_as_a_binary_file_does_is_text(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    assert documents(tmp_path) == [("a.txt:1", text)]

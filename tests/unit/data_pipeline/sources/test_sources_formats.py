@@ -273,6 +273,20 @@ def test_a_page_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.
         ("__NOTOC__'''''a''''' ({{b}})", "a"),
         ("a<ref>b</ref>c<ref name=x/>d<REF>e</REF>", "acd"),
         ("one<br>two<br />three", "one\n\ntwo\n\nthree"),
+        ("x [[de:Fuchs]] [[fr:Renard|renard]] [[zh-min-nan:A]]y [[Simple:Fox]]", "x y"),
+        ("[[:de:Fuchs]] [[de]] [[w:de:A|B]] [[Mission: Impossible]]", "de:Fuchs de B Mission: Impossible"),
+        ("[[Bild:A b.JPG|mini|ein [[Fuchs]]]]x [[画像:b.svg]][[Файл:c.png|thumb]]", "x"),
+        ("[[Star Trek: Log.pdf guide]] [[a.png]]", "Star Trek: Log.pdf guide a.png"),
+        ("-{zh-hans:A;zh-hant:B}-", "A"),
+        ("在-{zh-tw:計程車; zh-cn:出租车;zh-hk:的士;}-裡", "在出租车裡"),
+        ("-{A}- -{R|zh-cn:b}- -{zh;zh-hans|c}- -{A|zh-cn:d;zh-tw:e}-", "A zh-cn:b c d"),
+        ("x-{H|zh-cn:a;zh-tw:b}-y-{T|zh-cn:a}-z -{-|zh-cn:a}-", "xyz"),
+        ("-{sr-ec:Ћ; sr-el:Ć}- -{巨集=>zh-cn:宏;}- -{mailto:x; a:b}-", "Ћ 宏 mailto:x; a:b"),
+        ("-{zh-hans:&quot;[[a|b]]&quot;;zh-hant:[[c]]}-", '"b"'),
+        ("-{a -{zh-cn:b;zh-tw:c}- d}- }- -{ e", "a b d }- -{ e"),
+        ("__KEIN_INHALTSVERZEICHNIS__a __БЕЗ_ОГЛ____無目錄__b __init__", "a b __init__"),
+        ("a\n----\nb\n-- c", "a\n\nb\n-- c"),
+        ("{{{1|a}}}x &#65;&#0000000066; &#" + "9" * 5000 + ";", "x AB \ufffd"),
     ],
 )
 def test_wikitext_becomes_running_text(wikitext: str, text: str) -> None:
@@ -280,10 +294,30 @@ def test_wikitext_becomes_running_text(wikitext: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "nasty", ["{{", "[[", "<!--", "<ref>", "{|\n", "'''", "[[File:a|", "<b>", "|}", "&", "==", "[http://"]
+    ("before", "again"),
+    [
+        *(
+            ("", nasty)
+            for nasty in ("{{", "[[", "<!--", "<ref>", "{|\n", "'''", "[[File:a|", "<b>", "|}", "&", "==")
+        ),
+        *(
+            ("", nasty)
+            for nasty in ("[http://", "-{", "}-", "-{zh:", "-{zh-cn:a;", "__A_", "{{{", "&#9", "[[a:.jpg ")
+        ),
+        *(
+            (before, nasty)
+            for before in ("[//a", "-{zh:", "(", "=", "\n", "</ref")
+            for nasty in (" ", ";", "a")
+        ),
+    ],
 )
-def test_wikitext_takes_linear_time(nasty: str) -> None:
-    assert is_linear(lambda size: plain_text(nasty * (size // len(nasty)), HIDDEN))
+def test_wikitext_takes_linear_time(before: str, again: str) -> None:
+    assert is_linear(lambda size: plain_text(before + again * (size // len(again)), HIDDEN))
+
+
+def test_the_head_of_a_dump_takes_linear_time() -> None:
+    names = b'<namespace key="6" '
+    assert is_linear(lambda size: wikipedia._hidden_namespaces(names * (size // len(names))))
 
 
 # WikiExtractor
@@ -317,6 +351,23 @@ def test_a_damaged_file_of_a_folder_is_not_skipped(tmp_path: Path, content: byte
     message = error(tmp_path)
     assert message.startswith(f"{tmp_path}/wiki_01.bz2: ")
     assert said in message
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\n\n</doc>\n',
+        '<doc id="1" url="u" title="C "q" > D">\nC "q" > D\n</doc>\n',
+        '<doc id="1" url="u" title="E">\n\n</doc>\n',
+        '<doc id="1" url="u" title="E"></doc>\n',
+    ],
+)
+def test_articles_of_wikiextractor_without_text_are_empty(tmp_path: Path, empty: str) -> None:
+    """Of an article without text it writes the title, which is no document of its own."""
+    (tmp_path / "wiki_00").write_text(empty + EXTRACTED + empty)
+    counts = Counts()
+    assert [name for name, _ in documents(tmp_path, counts=counts)] == ["wiki_00:12", "wiki_00:25"]
+    assert counts.empty_documents == 2
 
 
 def test_wikiextractors_json_is_read(tmp_path: Path) -> None:
