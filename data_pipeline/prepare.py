@@ -164,7 +164,8 @@ def _exact(workspace: Workspace, show: ShowProgress, counts: Counts) -> list[tup
     with what was read."""
     settings = workspace.settings
     written: list[tuple[str, dict[str, Any]]] = []
-    blocks = exact_examples(workspace.parts, workspace.vocabulary, settings, workspace.work, counts)
+    text: dict[str, int] = {}
+    blocks = exact_examples(workspace.parts, workspace.vocabulary, settings, workspace.work, counts, text)
     a_shard = max(1, settings.shard_tokens // (settings.sequence_length * settings.block_examples))
     with show("writing instances", 0) as advance:
         while some := list(islice(blocks, a_shard)):
@@ -176,7 +177,8 @@ def _exact(workspace: Workspace, show: ShowProgress, counts: Counts) -> list[tup
                 | padding_statistics(b.lengths, settings)
                 for b in some
             ]
-            written.append((TRAIN, {"entry": entry.as_dict(), "statistics": add_up(found)}))
+            written.append((TRAIN, {"entry": entry.as_dict(), "statistics": add_up([*found, text])}))
+            text = {}  # counted once
             advance(entry.examples)
     return written
 

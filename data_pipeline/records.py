@@ -110,6 +110,9 @@ class Segments:
         default_factory=_no_sources
     )  # documents of A and B; empty: unknown
     segment_ids: NDArray[np.uint8] | None = None  # of each token; None: 0 up to first_lengths, 1 after them
+    tokens_used: int = (
+        0  # tokens of the documents that a first pass puts here; random second segments do not count
+    )
 
     def __len__(self) -> int:
         return len(self.labels)

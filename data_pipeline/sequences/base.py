@@ -11,7 +11,7 @@ The builders are in pairs.py and single.py, registered by name in registry.py.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from data_pipeline.compiled.ragged import read_only
 from data_pipeline.errors import UserError
 from data_pipeline.io.mmap import release
 from data_pipeline.records import Corpus, Segments
-from data_pipeline.sequences.kernels import AT_START, DOCUMENT
+from data_pipeline.sequences.kernels import AT_START, DOCUMENT, USED
 from data_pipeline.sequences.random_reads import is_large, opened
 from data_pipeline.settings import WITHOUT_SEPARATORS, DataSettings
 
@@ -54,6 +54,8 @@ class SequenceBuilder:
 
     parts: ClassVar[int]
     """Segments of a sequence."""
+    least_tokens: ClassVar[int] = 1
+    """Tokens of a document that make a sequence of this kind, at least."""
 
     def __post_init__(self) -> None:
         least, most = self.specials + 2, np.iinfo(np.uint16).max
@@ -102,7 +104,7 @@ class SequenceBuilder:
         each = passes_of_each(passes, start, stop)
         frame = (self.cls, self.sep, int(self.separators))
         first = start + int(np.argmax(each > 0)) if each.any() else stop
-        walk = np.array([first, 0, AT_START, 0, 0, 0], np.int64)
+        walk = np.array([first, 0, AT_START, 0, 0, 0, 0], np.int64)
         stream = np.zeros(PHILOX_WORDS, np.uint64)
         buffers = _buffers(corpus.tokens.dtype)
         none = True
@@ -110,7 +112,9 @@ class SequenceBuilder:
             columns = (*flat_columns(corpus), files)
             while walk[DOCUMENT] < stop or none:
                 none = False
-                segments = _handed_over(buffers, fill(walk, stream, numbers, each, columns, frame, buffers))
+                walk[USED] = 0
+                made = fill(walk, stream, numbers, each, columns, frame, buffers)
+                segments = _handed_over(buffers, made, int(walk[USED]))
                 if is_large(corpus):
                     release(corpus)
                 if not self.segment_ids:
@@ -150,7 +154,8 @@ def _buffers(dtype: np.dtype) -> tuple[NDArray, ...]:
     )
 
 
-def _handed_over(buffers: tuple[NDArray, ...], made: int) -> Segments:
+def _handed_over(buffers: tuple[NDArray, ...], made: int, used: int) -> Segments:
     tokens, offsets, *others = buffers
     columns = (tokens[: offsets[made]], offsets[: made + 1], *(column[:made] for column in others))
-    return Segments(*(column.copy() for column in columns))
+    parts: list[Any] = [column.copy() for column in columns]
+    return replace(Segments(*parts), tokens_used=used)

@@ -15,7 +15,8 @@ from data_pipeline.compiled.splitmix import derive_key
 from data_pipeline.sequences.random_reads import copy_tokens
 
 # The state of a walk between buffers: indices into an array of int64.
-DOCUMENT, PASS, POSITION, TOKEN, TARGET, ORDINAL = range(6)
+DOCUMENT, PASS, POSITION, TOKEN, TARGET, ORDINAL, USED = range(7)
+# USED counts the tokens of the documents that the first pass over each has put into sequences.
 AT_START = -1  # as POSITION: this pass over the document has not begun
 
 

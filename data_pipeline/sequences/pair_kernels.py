@@ -1,7 +1,12 @@
 """Build pairs from the flat columns of a Corpus in compiled loops.
 
-The boundaries of BERT's pairs are computed here for both the fast and the exact mode: the order of the draws is that
-of google-research/bert's create_pretraining_data.py, and the golden files test it.
+`next_pair` makes the pairs of the exact mode: the order of the draws is that of google-research/bert's
+create_pretraining_data.py, and the golden files test it. That script cuts off what does not fit, and the text is lost.
+
+The loops of the fast mode lose nothing. A document is one run of tokens: an example takes the text from where the one
+before ended, as much of it as fits, and what does not fit begins the next one. So a walk stands at a token, perhaps
+inside a sentence, whose rest counts as a sentence. They return the token ranges of A and B, the label, the document of
+B, the token where the next example begins, and a sentence that begins there or later.
 """
 
 import numpy as np
@@ -13,8 +18,11 @@ from data_pipeline.records import NO_LABEL
 from data_pipeline.sequences.kernels import (
     DOCUMENT,
     ORDINAL,
+    PASS,
     POSITION,
     TARGET,
+    TOKEN,
+    USED,
     begin,
     go_on,
     write_pair,
@@ -92,50 +100,122 @@ def next_pair(stream, columns, document, position, target, room, random_next):
 
 
 @jit
-def next_sentence_pair(stream, columns, document, position, room, random_next):
-    """Make the pair of single sentences that begins at sentence `position`; returns as next_pair."""
+def _random_sentences(stream, columns, document, wanted, most):
+    """Draw B from another document: sentences from a random one on until they have `wanted` tokens, cut to `most`.
+    Return its document and token range."""
     _, starts, firsts, lasts, keys, _, files = columns
-    a0, a1 = starts[position], starts[position + 1]
-    is_random = position + 1 == lasts[document] or unit(stream) < random_next
-    donor, first, onward = document, position + 1, position + 2
-    if is_random:
-        donor = draw_donor(stream, keys, document)
-        first = firsts[donor] + below(stream, lasts[donor] - firsts[donor])
-        onward = position + 1
+    donor = draw_donor(stream, keys, document)
+    first = firsts[donor] + below(stream, lasts[donor] - firsts[donor])
     b0, b1 = sentence_start(starts, files, first), sentence_start(starts, files, first + 1)
-    return truncated(stream, (a0, a1, b0, b1), room), np.int8(is_random), donor, onward
+    last = first + 1
+    while last < lasts[donor] and b1 - b0 < wanted:
+        last += 1
+        b1 = sentence_start(starts, files, last)
+    return donor, b0, min(b1, b0 + most)
 
 
 @jit
-def next_ordered_pair(stream, columns, document, position, target, room, swapped_share):
-    """Make a pair of the two parts, perhaps swapped, of the chunk that begins at sentence `position`; returns as
-    next_pair. If the whole document is one token, B is empty and there is no label."""
-    _, starts, _, lasts, _, _, _ = columns
-    stop, end = position + 1, starts[lasts[document]]
-    # a single remaining token could not be split
-    while stop < lasts[document] and (starts[stop] - starts[position] < target or end - starts[stop] == 1):
+def _random_piece(stream, columns, document, size):
+    """Draw B from another document: `size` tokens from anywhere in it, or all of it; returns as _random_sentences."""
+    _, starts, firsts, lasts, keys, _, files = columns
+    donor = draw_donor(stream, keys, document)
+    b0, end = sentence_start(starts, files, firsts[donor]), sentence_start(starts, files, lasts[donor])
+    b0 += below(stream, max(end - b0 - size, 0) + 1)
+    return donor, b0, min(b0 + size, end)
+
+
+@jit
+def _halves_of_sentence(stream, columns, document, a0, stop, room, random_next):
+    """Make the pair of a sentence that fills the room alone: its next piece follows A, or one from another document.
+    That B begins inside a sentence as well, else its beginning would tell the label."""
+    a1 = a0 + (room + 1) // 2
+    if unit(stream) < random_next:
+        donor, b0, b1 = _random_piece(stream, columns, document, a0 + room - a1)
+        return (a0, a1, b0, b1), np.int8(1), donor, a1, stop
+    return (a0, a1, a1, a0 + room), np.int8(0), document, a0 + room, stop
+
+
+@jit
+def next_segments(stream, columns, document, position, a0, target, room, random_next):
+    """Make the pair of segments that begins at token `a0` of sentence `position`: sentences until they reach `target`,
+    parted at a random one. B alone is cut to what A leaves of the room, be it the next text or random."""
+    starts, lasts = columns[1], columns[3]
+    stop = position + 1
+    while stop < lasts[document] and starts[stop] - a0 < target:
         stop += 1
-    a0, b1 = starts[position], starts[stop]
+    alone = stop - position == 1
+    if alone and starts[stop] - a0 >= room:
+        return _halves_of_sentence(stream, columns, document, a0, stop, room, random_next)
+    cut = position + 1
+    if not alone:
+        cut += below(stream, stop - position - 1)
+    a1 = starts[cut]
+    if alone or unit(stream) < random_next:
+        donor, b0, b1 = _random_sentences(stream, columns, document, target - (a1 - a0), room - (a1 - a0))
+        return (a0, a1, b0, b1), np.int8(1), donor, a1, cut
+    b1 = min(starts[stop], a0 + room)
+    return (a0, a1, a1, b1), np.int8(0), document, b1, stop
+
+
+@jit
+def next_sentence_pair(stream, columns, document, position, a0, room, random_next):
+    """Make the pair of single sentences that begins at token `a0` of sentence `position`; B is cut as in
+    next_segments."""
+    starts, lasts = columns[1], columns[3]
+    stop = position + 1
+    a1 = starts[stop]
+    if a1 - a0 >= room:
+        return _halves_of_sentence(stream, columns, document, a0, stop, room, random_next)
+    if stop == lasts[document] or unit(stream) < random_next:
+        donor, b0, b1 = _random_sentences(stream, columns, document, 1, room - (a1 - a0))
+        return (a0, a1, b0, b1), np.int8(1), donor, a1, stop
+    b1 = min(starts[stop + 1], a0 + room)
+    return (a0, a1, a1, b1), np.int8(0), document, b1, stop + 1
+
+
+@jit
+def next_ordered_pair(stream, columns, document, position, a0, target, room, swapped_share):
+    """Make a pair of the two parts, perhaps swapped, of the chunk that begins at token `a0` of sentence `position`:
+    whole sentences until they reach `target`, as many as fit, since an end that is cut off would tell the order. Where
+    not two of them fit, the chunk is all that fits, parted at a random token. If only one token is left, B is empty
+    and there is no label."""
+    starts, lasts = columns[1], columns[3]
+    stop, last, end = position + 1, lasts[document], starts[lasts[document]]
+    # a single remaining token could not be split
+    while (
+        stop < last
+        and starts[stop + 1] - a0 <= room
+        and (starts[stop] - a0 < target or end - starts[stop] == 1)
+    ):
+        stop += 1
+    whole = stop - position > 1
+    if not whole and stop < last and starts[stop] - a0 < target:
+        stop += 1
+    b1 = min(starts[stop], a0 + room)
+    if end - b1 == 1 and b1 - a0 > 2:
+        b1 -= 1
     if b1 - a0 == 1:
-        return (a0, b1, b1, b1), np.int8(NO_LABEL), document, stop
-    if stop - position > 1:
+        return (a0, b1, b1, b1), np.int8(NO_LABEL), document, b1, stop
+    while stop - position > 1 and starts[stop - 1] >= b1:
+        stop -= 1
+    if whole and stop - position > 1:
         cut = starts[position + 1 + below(stream, stop - position - 1)]
     else:
         cut = a0 + 1 + below(stream, b1 - a0 - 1)
     swapped = unit(stream) < swapped_share
     ranges = (cut, b1, a0, cut) if swapped else (a0, cut, cut, b1)
-    return truncated(stream, ranges, room), np.int8(swapped), document, stop
+    return ranges, np.int8(swapped), document, b1, stop
 
 
 @jit
-def next_two_segments(stream, columns, document, position, room, single_room, short_share):
-    """Make the example of one or two segments that begins at sentence `position`; returns as next_pair, without a
-    label. `room`, `single_room`: tokens of text that fit into two segments and into one."""
-    _, starts, _, lasts, _, _, _ = columns
+def next_two_segments(stream, columns, document, position, a0, room, single_room, short_share):
+    """Make the example of one or two segments that begins at token `a0` of sentence `position`, without a label.
+    `room`, `single_room`: tokens of text that fit into two segments and into one."""
+    starts, lasts = columns[1], columns[3]
     target = room + 3
     if unit(stream) < short_share:
         target = SHORTEST + below(stream, max(target - SHORTEST + 1, 1))
-    stop, a0 = position + 1, starts[position]
+    stop = position + 1
     while stop < lasts[document] and starts[stop] - a0 < target:
         stop += 1
     half = (target - 3) // 2
@@ -147,9 +227,10 @@ def next_two_segments(stream, columns, document, position, room, single_room, sh
         ):
             cut += 1
     a1 = min(starts[cut], a0 + single_room)
-    b0 = starts[cut]
-    b1 = min(starts[stop], b0 + max(room - (a1 - a0), 0))
-    return (a0, a1, b0, b1), np.int8(NO_LABEL), document, stop
+    b1 = a1
+    if cut < stop and a1 - a0 < room:
+        b1 = min(starts[stop], a0 + room)
+    return (a0, a1, a1, b1), np.int8(NO_LABEL), document, b1, stop
 
 
 @jit
@@ -161,28 +242,30 @@ def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
     which, share = kind
     lasts, sources = columns[3], columns[5]
     tokens, offsets, first_lengths, labels, keys, first_sources, last_sources = out
+    starts = columns[1]
     made = 0
     while walk[DOCUMENT] < stop and made < len(keys) and offsets[made] + room + 3 <= len(tokens):
         key = begin(walk, stream, numbers, columns)
-        document = walk[DOCUMENT]
+        document, position, token = walk[DOCUMENT], walk[POSITION], walk[TOKEN]
         if which == SENTENCE_PAIR:
-            pair, label, donor, onward = next_sentence_pair(
-                stream, columns, document, walk[POSITION], room, share
+            pair, label, donor, end, onward = next_sentence_pair(
+                stream, columns, document, position, token, room, share
             )
         elif which == SENTENCE_ORDER:
-            pair, label, donor, onward = next_ordered_pair(
-                stream, columns, document, walk[POSITION], walk[TARGET], room, share
+            pair, label, donor, end, onward = next_ordered_pair(
+                stream, columns, document, position, token, walk[TARGET], room, share
             )
         elif which == TWO_SEGMENTS:
-            pair, label, donor, onward = next_two_segments(
-                stream, columns, document, walk[POSITION], room, room + frame[2], short_share
+            pair, label, donor, end, onward = next_two_segments(
+                stream, columns, document, position, token, room, room + frame[2], short_share
             )
         else:
-            pair, label, donor, onward = next_pair(
-                stream, columns, document, walk[POSITION], walk[TARGET], room, share
+            pair, label, donor, end, onward = next_segments(
+                stream, columns, document, position, token, walk[TARGET], room, share
             )
-        if pair[2] == pair[3]:
-            whole = write_stream(columns[0], pair[0], pair[1], frame, tokens, offsets[made])
+        a0, a1, b0, b1 = pair
+        if b0 == b1:
+            whole = write_stream(columns[0], a0, a1, frame, tokens, offsets[made])
             first = whole
         else:
             first, whole = write_pair(columns[0], columns[6], pair, frame, tokens, offsets[made])
@@ -190,5 +273,9 @@ def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
         first_lengths[made], labels[made], keys[made] = first, label, derive_key(key, walk[ORDINAL])
         first_sources[made], last_sources[made] = sources[document], sources[donor]
         made += 1
-        go_on(walk, onward, 0, numbers, passes, lasts[document])
+        if walk[PASS] == 0 and (which != SENTENCE_ORDER or label != NO_LABEL):
+            walk[USED] += a1 - a0 + (b1 - b0 if donor == document else 0)
+        while starts[onward] > end:
+            onward -= 1
+        go_on(walk, onward, end, numbers, passes, lasts[document])
     return made

@@ -25,8 +25,12 @@ class NextSentencePairs(SequenceBuilder):
     A pass over a document draws one target length: usually the maximum, with probability `short_seq_prob` a random
     shorter one. Sentences are gathered until they reach it and split in two at random: A and its true next B
     (label 0), or, half the time (`random_next`) and whenever there is only one sentence, A and a random B (label 1),
-    which starts at a random sentence of another document, chosen uniformly; the unused sentences are put back. The
-    longer of A and B loses tokens at random ends until both fit.
+    which starts at a random sentence of another document, chosen uniformly.
+
+    What is not used is put back and begins the next pair. So is what does not fit: B is cut to what A leaves of the
+    room. Google's script cuts the longer of A and B at random ends, and the text is lost. A sentence that fills the
+    room alone is cut into pieces: A is half a room of it, B the next piece, or as many tokens from anywhere in another
+    document. So each token of a document is in one A or true B per pass.
     """
 
     parts: ClassVar[int] = 2
@@ -51,8 +55,8 @@ class SentencePairs(NextSentencePairs):
     """Pairs of single natural sentences (SENTENCE-PAIR+NSP of Liu et al. 2019, RoBERTa, section 4.2).
 
     A is a sentence. B is the next one (label 0), which is then used up, or, half the time and after a document's last
-    sentence, a random sentence of another document (label 1). Each sentence is A or true B once per pass. Sentences
-    keep their natural lengths: `short_seq_prob` has no effect, and a pair that is too long is truncated as in BERT.
+    sentence, a random sentence of another document (label 1). Sentences keep their natural lengths: `short_seq_prob`
+    has no effect. What does not fit is treated as in NextSentencePairs: each token is in A or true B once per pass.
     """
 
     kind: ClassVar[int] = SENTENCE_PAIR
@@ -62,13 +66,16 @@ class OrderedPairs(SequenceBuilder):
     """ALBERT's sentence order (Lan et al. 2020, section 3.1): [CLS] A [SEP] B [SEP], both consecutive text of one
     document, half the time swapped (label 1). Segment ids follow position: 0, then 1, swapped or not.
 
-    Chunks are gathered, split and truncated like BERT's pairs. For a chunk of one sentence, ALBERT's script falls back
-    to a random B from another document; this builder splits the sentence at a random token instead, so that a label
-    always means the order. If the last chunk of a document would be a single token, it joins the previous chunk; a
-    document of one token becomes [CLS] text [SEP] without a label (-1).
+    Sentences are gathered until they reach a target drawn as for BERT's pairs, as many as fit, and split in two at
+    random. The rest is put back, in whole sentences: an end that is cut off would show which part came last. ALBERT's
+    script gathers beyond the room and cuts at random ends, and the text is lost. Where not two sentences fit, the chunk
+    is all that fits, split at a random token; ALBERT's script takes a random B from another document there, here a
+    label always means the order. If a single token would be left of a document, the chunk before gives it one, or takes
+    it; a document of one token becomes [CLS] text [SEP] without a label (-1).
     """
 
     parts: ClassVar[int] = 2
+    least_tokens: ClassVar[int] = 2
 
     def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
         """Yield the pairs of documents start..stop-1, with `passes` over each."""
@@ -83,8 +90,8 @@ class TwoSegments(SequenceBuilder):
 
     Sentences are gathered until they reach `sequence_length`, or with probability `short_seq_prob`, drawn for each
     example, a random shorter target. A is the sentences that fit into half of the target, and half the time the one
-    that exceeds it; B is the rest. What is too long is cut at the end, and what is cut off is lost, as in the script.
-    There a short sentence can still go to A when B has begun; here text keeps its order.
+    that exceeds it; B is the rest. What is too long is cut at the end. In the script what is cut off is lost; here it
+    begins the next example. There a short sentence can still go to A when B has begun; here text keeps its order.
     """
 
     parts: ClassVar[int] = 2

@@ -15,6 +15,7 @@ from data_pipeline.sequences.kernels import (
     POSITION,
     TARGET,
     TOKEN,
+    USED,
     begin,
     draw_target,
     go_on,
@@ -53,6 +54,8 @@ def fill_streams(walk, stream, numbers, passes, columns, frame, out):
         first_lengths[made], labels[made], keys[made] = whole, NO_LABEL, derive_key(key, walk[ORDINAL])
         first_sources[made] = last_sources[made] = sources[document]
         made += 1
+        if walk[PASS] == 0:
+            walk[USED] += end - token
         go_on(walk, onward, end, numbers, passes, lasts[document])
     return made
 
@@ -111,6 +114,8 @@ def _take_text(walk, taken, target, columns, numbers, passes, most, frame, out, 
             out[at + taken - 1] = frame[1]
     end, onward = next_stream(starts, last, position, token, target - taken, room - taken)
     copy_run(out, at + taken, tokens, token, end)
+    if walk[PASS] == 0:
+        walk[USED] += end - token
     if onward == last:
         return taken + end - token, _next_document(walk, numbers, passes, most)
     walk[POSITION], walk[TOKEN] = onward, end

@@ -1,5 +1,6 @@
 """Count what examples hold, as figures that add up over shards."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -89,6 +90,50 @@ def language_statistics(segments: Segments, settings: DataSettings) -> dict[str,
         "pairs_across_languages": int(((firsts != lasts) & (segments.labels >= 0)).sum()),
         "single_sequences_across_languages": int(((firsts != lasts) & (segments.labels < 0)).sum()),
     }
+
+
+def text_statistics(
+    tokens: NDArray[np.int64], passes: NDArray[np.int64], least_tokens: int, used: int
+) -> dict[str, int]:
+    """Count how much of the documents, of `tokens` each and with `passes` over each, is used: tokens that one pass puts
+    into an example, each counted once; as a random second segment it does not count. Documents of fewer than
+    `least_tokens` cannot make an example of the kind, those without a pass (data.weights below 1) make none."""
+    passed, long = passes > 0, tokens >= least_tokens
+    return {
+        "text_documents": int((passed & long).sum()),
+        "text_tokens": int(tokens[passed & long].sum()),
+        "text_tokens_used": used,
+        "documents_too_short": int((passed & ~long).sum()),
+        "tokens_too_short": int(tokens[passed & ~long].sum()),
+        "documents_not_passed": int((~passed).sum()),
+        "tokens_not_passed": int(tokens[~passed].sum()),
+    }
+
+
+def text_share(recorded: object) -> float | None:
+    """Return the share of the text's tokens that the examples use, from the statistics of a split in index.json. None:
+    the shards were made before it was counted, or by another program."""
+    tokens, used = _count(recorded, "text_tokens"), _count(recorded, "text_tokens_used")
+    return None if tokens is None or used is None else used / max(tokens, 1)
+
+
+def text_note(recorded: object) -> str:
+    """Say how much of the text the examples of a split use, as `text_share`, and what makes none."""
+    share = text_share(recorded)
+    if share is None:
+        return "the share of the text that examples use is not recorded"
+    tokens, documents = _count(recorded, "text_tokens"), _count(recorded, "text_documents")
+    # rounded down: 100 % is all
+    note = f"examples use {math.floor(1e4 * share) / 1e4:.2%} of {tokens:,} tokens in {documents or 0:,} documents"
+    for name, why in (("too_short", "too short for an example"), ("not_passed", "left out by data.weights")):
+        if count := _count(recorded, f"documents_{name}"):
+            note += f"; left aside: {count:,} {why}, of {_count(recorded, f'tokens_{name}') or 0:,} tokens"
+    return note
+
+
+def _count(recorded: object, name: str) -> int | None:
+    value = recorded.get(name) if isinstance(recorded, Mapping) else None
+    return value if type(value) is int and value >= 0 else None
 
 
 def add_up(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

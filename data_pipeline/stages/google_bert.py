@@ -36,9 +36,11 @@ from data_pipeline.sequences.pair_kernels import next_pair
 from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.sequences.random_reads import no_files
 from data_pipeline.settings import DataSettings
+from data_pipeline.shards.statistics import text_statistics
 from data_pipeline.sources.cleaning import check_encoding, decode
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.stages.corpus_store import document_tokens
 from data_pipeline.stages.spill import spill
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import Vocabulary
@@ -52,7 +54,7 @@ READ_CHARACTERS = 1 << 22
 BUFFER_TOKENS = 1 << 22
 """Tokens of instances that compiled code buffers before they are spilled."""
 
-DOCUMENT, POSITION, TARGET = range(3)  # what a pass keeps from one buffer to the next
+DOCUMENT, POSITION, TARGET, USED = range(4)  # what a pass keeps from one buffer to the next
 
 
 def exact_examples(
@@ -61,8 +63,10 @@ def exact_examples(
     settings: DataSettings,
     spool_folder: str | Path,
     counts: Counts | None = None,
+    text: dict[str, int] | None = None,
 ) -> Iterator[Examples]:
-    """Yield the script's instances in blocks of `settings.block_examples`; update `counts` with what was read.
+    """Yield the script's instances in blocks of `settings.block_examples`; update `counts` with what was read and,
+    before the first block, `text` with the `text_statistics`.
 
     `files` in the order in which the script reads them: its patterns as given, each expanded in sorted order, as
     `discover` lists them; a file cut into pieces is read once, as a whole. The spool is a folder `exact.partial` in
@@ -80,7 +84,11 @@ def exact_examples(
         counts = Counts() if counts is None else counts
         corpus = read_corpus(files, vocabulary, spool, counts)
         refuse_unknown(counts.as_dict(), settings.vocab)
-        examples = spill(script_instances(corpus, builder, masker, stream, settings.dupe_factor), spool)
+        used = np.zeros(settings.dupe_factor, np.int64)
+        examples = spill(script_instances(corpus, builder, masker, stream, settings.dupe_factor, used), spool)
+        if text is not None:
+            tokens, passes = document_tokens(corpus), np.full(len(corpus), settings.dupe_factor)
+            text.update(text_statistics(tokens, passes, builder.least_tokens, int(used[0])))
         order = np.arange(len(examples))
         shuffle(stream, order)
         for first in range(0, len(order), settings.block_examples):
@@ -188,10 +196,16 @@ def _lines(files: Iterable[SourceFile], lowercase: bool, counts: Counts) -> Iter
 
 
 def script_instances(
-    corpus: Corpus, builder: NextSentencePairs, masker: Masker, stream: NDArray[np.uint64], passes: int
+    corpus: Corpus,
+    builder: NextSentencePairs,
+    masker: Masker,
+    stream: NDArray[np.uint64],
+    passes: int,
+    used: NDArray[np.int64] | None = None,
 ) -> Iterator[Examples]:
     """Yield all instances in the order in which the script makes them, before it shuffles them; `stream` advances.
-    Each yielded value is overwritten by the next."""
+    Each yielded value is overwritten by the next. `used`: set to the tokens that each pass puts into an instance; as
+    a random second segment they do not count."""
     tokens, starts, firsts, lasts, keys, sources = flat_columns(corpus)
     order = np.arange(len(corpus))
     shuffle(stream, order)
@@ -202,8 +216,8 @@ def script_instances(
     numbers = (builder.room, float(builder.short_seq_prob), counts)
     _, places, covered = scratch_for(builder.room + 3)
     scratch = (np.empty(builder.room + 3, tokens.dtype), places, covered)
-    for _ in range(passes):
-        walk = np.array([0, AT_START, 0], np.int64)
+    for number in range(passes):
+        walk = np.array([0, AT_START, 0, 0], np.int64)
         while walk[DOCUMENT] < len(corpus):
             n = _fill_exact(walk, stream, numbers, columns, masker.rule, scratch, out)
             masked = slice(masked_offsets[n])
@@ -211,6 +225,8 @@ def script_instances(
                 flat[: offsets[n]], offsets[: n + 1], first_lengths[:n], labels[:n],
                 positions[masked], ids[masked], masked_offsets[: n + 1],
             )  # fmt: skip
+        if used is not None:
+            used[number] = walk[USED]
 
 
 def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:
@@ -252,6 +268,7 @@ def _fill_exact(walk, stream, numbers, columns, rule, scratch, out):
         first_lengths[made], labels[made] = first, label
         offsets[made + 1], masked_offsets[made + 1] = offsets[made] + whole, at + done
         made += 1
+        walk[USED] += pair[1] - pair[0] + (0 if label else pair[3] - pair[2])
         if onward == lasts[document]:
             walk[DOCUMENT], walk[POSITION] = document + 1, AT_START
         else:

@@ -28,7 +28,13 @@ from data_pipeline.records import Document, Examples, concatenate
 from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.example_order import arrangement
-from data_pipeline.shards.statistics import add_up, language_statistics, padding_statistics, shard_statistics
+from data_pipeline.shards.statistics import (
+    add_up,
+    language_statistics,
+    padding_statistics,
+    shard_statistics,
+    text_statistics,
+)
 from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.deduplicate import Repeats, without_repeats
 from data_pipeline.sources.discover import read
@@ -137,21 +143,25 @@ def write_range(
         settings.seed,
         settings.dupe_factor,
     )
+    tokens, used = token_counts(corpus, documents), 0
     counts: list[dict[str, Any]] = []
 
     def masked() -> Iterator[Examples]:
+        nonlocal used
         for segments in builder.pieces(corpus, chosen.start, chosen.stop, settings.seed, passes):
             examples = corruption(segments, settings.seed)
             statistics = shard_statistics(examples, segments.tokens, settings, mask_id)
             counts.append(statistics | language_statistics(segments, settings))
+            used += segments.tokens_used
             yield examples
 
-    with _gathered_examples(masked(), int(token_counts(corpus, documents) @ passes), Path(shard)) as examples:
+    with _gathered_examples(masked(), int(tokens @ passes), Path(shard)) as examples:
         order = arrangement(examples.lengths, settings, number)
         entry = write_shard(shard, _blocks(examples, order, settings.block_examples))
         padding = padding_statistics(examples.lengths[order], settings)
     deliver(Path(shard), deliver_to)
-    return {"entry": entry.as_dict(), "statistics": add_up(counts) | padding}
+    text = text_statistics(tokens, passes, builder.least_tokens, used)
+    return {"entry": entry.as_dict(), "statistics": add_up(counts) | text | padding}
 
 
 def deliver(shard: Path, uri: str) -> None:

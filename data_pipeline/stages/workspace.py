@@ -41,8 +41,10 @@ from data_pipeline.sources.source_snapshot import described_sources
 from data_pipeline.stages.document_pools import DocumentPool, parsed_pools
 from data_pipeline.vocabulary.files import Vocabulary
 
-FORMAT = 2
-"""Version of the files in these folders; unfinished work of other versions is refused."""
+FORMAT = 3
+"""Version of the files in these folders and of how sequences are cut; unfinished work of other versions is refused."""
+TEXT_FORMAT = 2
+"""Version of the tokenized text in data.tokens; that of other versions is left alone."""
 WORK, SHARDS, NOTE, PARTS, PLAN = ".work", "shards", "identity.json", "parts.json", "plan.json"
 
 
@@ -158,7 +160,7 @@ def open_workspace(
     _claim(work, identity, note, together=together)
     text = work
     if settings.tokens:
-        decided = [FORMAT, token_values(settings), vocabulary.sha256, sources]
+        decided = [TEXT_FORMAT, token_values(settings), vocabulary.sha256, sources]
         text = Path(settings.tokens) / _short_hash(decided)
         with writing(text):
             text.mkdir(parents=True, exist_ok=True)

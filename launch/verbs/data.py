@@ -146,13 +146,15 @@ def prepare(
 
 
 def _say_of(index: "Index") -> None:
-    """Print what these shards show against their settings, vocabulary or text."""
+    """Print how much of the text these shards use, and what they show against their settings, vocabulary or text."""
     from data_pipeline.masking.mask_budget import measured_note
+    from data_pipeline.shards.index import TRAIN
     from data_pipeline.shards.inspect.rules import one_document
     from data_pipeline.shards.inspect.scan import documents
-    from data_pipeline.shards.statistics import held_out_note
+    from data_pipeline.shards.statistics import held_out_note, text_note
     from data_pipeline.vocabulary.fit import unknown_note
 
+    say(text_note(index.statistics.get(TRAIN)))
     _say(measured_note(index))
     if finding := one_document(documents(index), index.settings):
         _say(f"warning: {finding[0]}; {finding[1]}")

@@ -17,11 +17,11 @@ def all_segments(recipe, corpus, start, stop, seed, passes):
     columns = {
         f.name: np.concatenate([getattr(part, f.name) for part in parts])
         for f in fields(Segments)
-        if getattr(parts[0], f.name) is not None
+        if isinstance(getattr(parts[0], f.name), np.ndarray)
     }
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])
     columns["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
-    return Segments(**columns)
+    return Segments(**columns, tokens_used=sum(part.tokens_used for part in parts))
 
 
 def vocabulary(size, continuation_every=0):

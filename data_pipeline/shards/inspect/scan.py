@@ -23,6 +23,7 @@ from data_pipeline.shards.inspect.repeat_counter import Repeats
 from data_pipeline.shards.inspect.rules import findings
 from data_pipeline.shards.padding_cost import PaddingCounter
 from data_pipeline.shards.schema import MAX_TOKENS
+from data_pipeline.shards.statistics import text_share
 from data_pipeline.shards.writer import BlockReader, tokenizer_problem, verified_blocks
 
 BATCH = 32
@@ -56,6 +57,8 @@ def lint(
     if plan is not None:
         examples = index.train.examples
         facts["plan"] = {**plan, "epochs": plan["examples"] / max(examples, 1)}
+    for name, split in splits.items():
+        split["text_share"] = text_share(index.statistics.get(name))
     facts["findings"] = findings(facts)
     return facts
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data_pipeline.shards.inspect.show_examples import label_meanings
+from data_pipeline.shards.statistics import text_note
 
 BAR = 40
 """Characters of the longest bar of a histogram."""
@@ -47,6 +48,7 @@ def _split(name: str, split: Mapping[str, Any], facts: Mapping[str, Any]) -> Ite
     shares = [(text, count / split["examples"]) for text, count in counts]
     yield f"  labels    {', '.join(f'{text} {share:.1%}' for text, share in shares if share)}"
     recorded = facts["statistics"].get(name)
+    yield f"  text      {text_note(recorded)}"
     for key, value in recorded.items() if isinstance(recorded, dict) else ():
         if "language" in key:
             yield f"  {key.replace('_', ' ')}: {_value(value)}"

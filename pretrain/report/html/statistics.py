@@ -134,6 +134,7 @@ def _rates(splits: dict[str, dict[str, Any]]) -> list[str]:
         ("tokens an example", "tokens", "examples"),
         ("share of tokens masked", "masked", "tokens"),
         ("share of full length", "full_length_examples", "examples"),
+        ("share of the text used", "text_tokens_used", "text_tokens"),
     ):
         pairs = [(number(part.get(part_of)), number(part.get(whole))) for part in splits.values()]
         if any(above is not None and below for above, below in pairs):

@@ -87,11 +87,18 @@ def test_random_second_sentences_are_uniform_over_documents_and_their_sentences(
     assert abs(surprise(np.bincount(sentences(text, seconds) % 5), np.ones(5))) < 3.5
 
 
-def test_a_pair_beyond_the_room_is_cut_and_short_targets_change_nothing():
+def test_a_sentence_beyond_the_room_is_cut_into_pieces_and_short_targets_change_nothing():
     text = corpus([2] * 60, np.resize([70, 90], 120))
-    for a, b, _ in pairs_of(cut(SentencePairs, text, sequence_length=43)):
-        assert len(a) + len(b) == 40
-        assert min(len(a), len(b)) == 20
+    used = []
+    for a, b, label in pairs_of(cut(SentencePairs, text, sequence_length=43)):
+        assert len(a) + len(b) <= 40
+        assert label or b[0] == a[-1] + 1
+        if a[-1] + 1 not in text.sentence_starts:
+            assert len(a) == len(b) == 20
+        else:
+            assert b[0] in text.sentence_starts, "B begins as A ends, which tells nothing"
+        used.extend([a, b] if label == 0 else [a])
+    assert np.array_equal(np.concatenate(used), np.arange(text.sentence_starts[-1]))
     text = random_corpus(3000)
     one, other = (
         np.diff(cut(SentencePairs, text, short_seq_prob=share, seed=seed).offsets)
@@ -107,14 +114,13 @@ def test_a_pair_beyond_the_room_is_cut_and_short_targets_change_nothing():
 @pytest.mark.parametrize("separators", ["both", "absent"])
 def test_two_segments_are_following_text_cut_between_sentences(separators):
     text = random_corpus(400, mean_sentences=30)
-    segments = cut(TwoSegments, text, passes=3, sequence_length=48, short_seq_prob=0.3, separators=separators)
+    segments = cut(TwoSegments, text, sequence_length=48, short_seq_prob=0.3, separators=separators)
     assert set(segments.labels) == {-1}
     assert np.diff(segments.offsets).max() == 48
     begun, single = [], 0
     for sequence, first in zip(rows(segments.tokens, segments.offsets), segments.first_lengths, strict=True):
         a, b = (side[side >= FIRST].astype(int) - FIRST for side in (sequence[:first], sequence[first:]))
         assert (np.diff(a) == 1).all()
-        assert a[0] in text.sentence_starts
         begun.append(a[0])
         single += len(b) == 0
         if len(b):
@@ -122,15 +128,19 @@ def test_two_segments_are_following_text_cut_between_sentences(separators):
             assert b[0] in text.sentence_starts
             assert (np.diff(b) == 1).all()
             assert documents(text, a[:1]) == documents(text, b[-1:])
+        else:
+            assert a[-1] + 1 in text.sentence_starts or len(sequence) == 48
         assert (sequence < FIRST).sum() == (1 if separators == "absent" else 2 + (len(b) > 0))
     assert 0.1 < single / len(begun) < 0.4, "a tenth, and where a document ends"
 
 
-def test_no_sentence_begins_two_examples_of_two_segments():
+def test_an_example_of_two_segments_begins_where_the_one_before_ends():
     text = random_corpus(200, mean_sentences=30)
-    begun = [a[0] for a, _, _ in pairs_of(cut(TwoSegments, text, sequence_length=48))]
-    assert (np.diff(begun) > 0).all()
-    assert set(text.sentence_starts[text.document_starts[:-1]]) <= set(begun), "each document begins one"
+    found = [np.r_[a, b] for a, b, _ in pairs_of(cut(TwoSegments, text, sequence_length=48))]
+    assert np.array_equal(np.concatenate(found), np.arange(text.sentence_starts[-1]))
+    begun = {places[0] for places in found}
+    assert set(text.sentence_starts[text.document_starts[:-1]]) <= begun, "each document begins one"
+    assert 0.2 < np.isin(list(begun), text.sentence_starts).mean() < 0.8
 
 
 # -- the order of two parts ---------------------------------------------------------------------
@@ -183,11 +193,13 @@ def test_one_sentence_is_cut_in_two_anywhere_and_several_between_any_two():
     assert abs(surprise(np.bincount(firsts)[1:], np.ones(4))) < 3.5
 
 
-def test_a_last_single_token_joins_the_chunk_before_and_a_document_of_one_token_has_no_label():
+def test_no_single_token_is_left_and_a_document_of_one_token_has_no_label():
     text = corpus([3, 1, 2], [10, 10, 1, 1, 1, 1])
     found = list(pairs_of(cut(OrderedPairs, text, sequence_length=23, short_seq_prob=0)))
-    assert [(len(a) + len(b), label < 0) for a, b, label in found] == [(20, False), (1, True), (2, False)]
-    assert {len(a) + len(b) for a, b, _ in found[:1]} == {20}, "21 tokens, cut to the room of 20"
+    sizes = [(len(a) + len(b), label < 0) for a, b, label in found]
+    assert sizes == [(19, False), (2, False), (1, True), (2, False)], "20 fit, and would leave one token"
+    wide = pairs_of(cut(OrderedPairs, text, sequence_length=24, short_seq_prob=0))
+    assert [len(a) + len(b) for a, b, _ in wide] == [21, 1, 2]
     alone = corpus([1], [1])
     (single,) = pairs_of(cut(OrderedPairs, alone))
     assert single[0].tolist() == [0]

@@ -104,15 +104,34 @@ def test_a_document_of_one_sentence_always_gets_a_random_next():
     assert (cut(NextSentencePairs, text, passes=3).labels == 1).all()
 
 
-def test_the_longer_side_is_cut_at_both_ends_and_a_tie_cuts_b():
-    text = corpus([1] * 100, [40] * 100)
-    front = back = 0
-    for a, b, _ in halves(cut(NextSentencePairs, text, sequence_length=24)):
-        assert (len(a), len(b)) == (11, 10)
-        for side in (a, b):
-            front += side[0] % 40
-            back += 39 - side[-1] % 40
-    assert abs(surprise([front, back], [1, 1])) < 4
+def test_a_sentence_that_fills_the_room_is_cut_into_pieces_that_follow_one_another():
+    text = corpus([1] * 400, [40] * 400)
+    labels, begins = [], []
+    for a, b, label in halves(cut(NextSentencePairs, text, sequence_length=24)):
+        place = a[0] % 40
+        if 40 - place >= 21:
+            assert (len(a), len(b)) == (11, 10)
+            assert (b[0] == a[-1] + 1) == (label == 0)
+            labels.append(label)
+            begins += [b[0] % 40] * label
+        else:
+            assert (place + len(a), label) == (40, 1), "the rest of it, with a random one"
+            assert len(a) + len(b) == 21
+    assert abs(surprise(np.bincount(labels), [1, 1])) < 3.5
+    assert set(begins) == set(range(31)), "a random piece begins anywhere, as the next one does"
+    assert abs(surprise(np.bincount(begins), np.ones(31))) < 3.5
+
+
+def test_b_is_cut_to_what_a_leaves_be_it_next_or_random():
+    text = corpus([40] * 50, np.full(2000, 13))
+    ends = {0: [], 1: []}
+    for a, b, label in halves(cut(NextSentencePairs, text, sequence_length=33, short_seq_prob=0)):
+        assert b[0] in text.sentence_starts
+        assert a[-1] + 1 in text.sentence_starts
+        if a[-1] % 520 < 450:
+            ends[label].append(len(a) + len(b))
+    assert set(ends[0]) == {30}
+    assert np.mean(np.array(ends[1]) == 30) > 0.95, "less where a document ends"
 
 
 # -- pairs: what is drawn -----------------------------------------------------------------------
