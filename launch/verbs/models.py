@@ -65,8 +65,9 @@ def fill(
         ),
     ] = False,
 ) -> None:
-    """Fill the blanks of sentences with an exported model, or the one that a run folder holds, through
-    transformers.pipeline. [MASK] stands for whatever the model's own mask token is.
+    """Fill the blanks of sentences with a Hugging Face model of masked words, or the one that a run folder holds.
+    [MASK] stands for whatever the model's own mask token is; a sentence has one, and no more tokens than the model
+    reads.
 
     \b
     Example:

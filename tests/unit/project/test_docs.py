@@ -14,7 +14,7 @@ from data_pipeline.records import COLUMNS
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from data_pipeline.shards.schema import BLOCK_FIELDS, ShardEntry
 from data_pipeline.sources.read_counts import Counts
-from tests.command_line import ROOT, setting
+from tests.command_line import ROOT, Maskmill, setting
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write
 
@@ -45,6 +45,31 @@ def test_python_blocks_run(
     names: dict = {}
     for line, code in blocks(page):
         exec(compile("\n" * line + code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "objective"),
+    [("full_sentences", "mlm"), ("doc_sentences", "mlm"), ("two_segments", "electra")],
+)
+def test_batches_of_python_md_are_of_any_sequences(
+    sequences: str,
+    objective: str,
+    tiny: list[str],
+    maskmill: Maskmill,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Single sequences and pairs without labels too."""
+    kind = (f"data.sequences={sequences}", f"objective.name={objective}", f"data.out={tmp_path}/shards")
+    maskmill("prepare", "demo", *tiny, *kind)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for _, code in blocks(ROOT / "docs" / "python.md"):
+        if "Evaluation(" not in code:
+            exec(code, names)
+    assert names["batch"]["input_ids"].shape[0] == 4
+    assert names["loss"].isfinite()
+    assert "next_sentence_label" not in names["batch"]
 
 
 def test_the_site_builds(tmp_path: Path) -> None:
