@@ -22,7 +22,15 @@ from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.families.folder import read_config
 from pretrain.export.families.headers import stored_headers
 from pretrain.objectives.metrics import headline_of
-from pretrain.run.folder import RUN, model_folders, not_sealed, read_run, read_summary
+from pretrain.run.folder import (
+    CONFIG,
+    RUN,
+    model_folders,
+    not_sealed,
+    read_run,
+    read_settings,
+    read_summary,
+)
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.tolerant_json import is_number
 
@@ -65,6 +73,8 @@ def describe(path: Path) -> dict[str, Any]:
 
 def _run(path: Path) -> dict[str, Any]:
     run, summary = read_run(path), read_summary(path)
+    if (path / CONFIG).is_file():
+        read_settings(path)
     assert run is not None
     found, damaged = {}, {}
     for folder in checkpoints(path):

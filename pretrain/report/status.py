@@ -16,13 +16,13 @@ from pretrain.evaluate.learning import learning_of
 from pretrain.objectives.metrics import HEADLINE, headline_of
 from pretrain.report.health import NOT_STARTED, RUNNING, STARTING, SUBMITTED, TAIL, judge
 from pretrain.run.attempts import read_events, why_not_saved
-from pretrain.run.folder import RUN, SUMMARY, refuse_other_format, shown_table
+from pretrain.run.folder import CONFIG, RUN, SUMMARY, read_settings, refuse_other_format, shown_table
 from pretrain.run.folder_clock import time_in
 from pretrain.run.heartbeat import read_heartbeat
 from pretrain.run.metrics_file import METRICS, PROBE, probe_words
 from pretrain.run.time_budget import SHARE
 from pretrain.run.time_left import phase_at, phases_in, seconds_left
-from pretrain.run.tolerant_json import number, objects, table, tables, text_of
+from pretrain.run.tolerant_json import number, objects, read, table, tables, text_of
 from pretrain.run.uploaded import Uploaded
 
 RECENT = 50
@@ -92,6 +92,8 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     now = time_in(folder) if now is None else now
     status = Status(folder)
     summary, run = (shown_table(folder / name, status.warnings) for name in (SUMMARY, RUN))
+    if (folder / CONFIG).is_file():
+        read(folder / CONFIG, lambda path: read_settings(path.parent), {}, status.warnings)
     heartbeat = read_heartbeat(folder)
     refuse_other_format(run, folder)
     lines = list(tables(text_of(folder / METRICS, TAIL)))

@@ -9,23 +9,30 @@ RUN/attempts.jsonl    one line per start, checkpoint and end of the run's attemp
 run.json and summary.json are sealed: their `sha256` is that of their other fields. What decides something by them
 (train, export, inspect, sync) refuses a changed one. What only shows a run (status, report) says so and goes on: a run
 must stay observable when one of its files is damaged. A file of an older version has no seal and is taken as it is.
+config.yaml ends with the hash of its other lines, by the same rules.
 """
 
 import json
 from dataclasses import is_dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import UserError
+from omegaconf import OmegaConf
+
+from data_pipeline.errors import UserError, first_line
 from data_pipeline.io.canonical_json import SEAL, seal_holds, sealed_json
 from data_pipeline.io.files import write_whole
+from data_pipeline.io.redact import redact
 from pretrain.config.safe_yaml import parse_yaml
 from pretrain.config.schema import merged, schema, typed
 from pretrain.config.settings import RunConfig
 from pretrain.run.metrics_file import wrong_figure
-from pretrain.run.tolerant_json import is_count, is_number, object_of, table
+from pretrain.run.tolerant_json import is_count, is_number, object_of, table, text_of
 
 RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"
+SEALS_CONFIG = "config_has_sha256"
+"""The field of run.json that says that config.yaml ends with its hash: one that was cut off is missed."""
 FORMAT = 2
 """Version of the files of a run folder, `format` in run.json (format 1 has no such key): raised by one when a key is
 renamed. Checkpoints have their own (checkpoint/marker.py)."""
@@ -74,22 +81,61 @@ def _default_before(key: str, then: dict[str, Any]) -> Any:
 
 def read_config(run: Path) -> RunConfig:
     """Read the resolved settings of a run folder."""
-    path = run / CONFIG
     refuse_other_format(table(run / RUN), run)
-    if not path.is_file():
+    if not (run / CONFIG).is_file():
         raise UserError("not a run folder", where=run, expected=f"a folder with {CONFIG}")
+    return _config_of(read_settings(run), run / CONFIG)
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """Read the values in config.yaml of a run folder. Raises UserError, also if the file was cut short or changed since
+    the run wrote it."""
+    path = run / CONFIG
     try:
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"malformed: {error}", where=path) from None
-    return parsed_config(text, path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"malformed: {first_line(error)}", where=path) from None
+    return _parsed_settings(text, path, is_sealed=table(run / RUN).get(SEALS_CONFIG) is True)
 
 
 def parsed_config(text: str, where: object) -> RunConfig:
     """Parse `text`, that of a config.yaml. Raises UserError."""
+    return _config_of(_parsed_settings(text, where, is_sealed=False), where)
+
+
+def sealed_config(config: RunConfig) -> bytes:
+    """Return the text of config.yaml: every setting, credentials redacted, and a last line with the hash of the others.
+    A YAML file that is cut short is YAML as well, whose missing settings would have their defaults."""
+    return sealed_lines(redact(OmegaConf.to_yaml(OmegaConf.structured(config))))
+
+
+def sealed_lines(text: str) -> bytes:
+    """Return the text of a config.yaml with its last line as it has to be, whatever it was."""
+    body = (text.rpartition(_SEAL_LINE)[0] or text).encode()
+    return body + f"{_SEAL_LINE}{sha256(body).hexdigest()}\n".encode()
+
+
+_SEAL_LINE = "# sha256 of the lines above: "
+
+
+def _parsed_settings(text: str, where: object, *, is_sealed: bool) -> dict[str, Any]:
+    """Parse the text of a config.yaml. `is_sealed`: whether run.json says that it has a hash; without it a file that
+    an older version wrote passes."""
+    body, mark, digest = text.rpartition(_SEAL_LINE)
+    is_whole = digest == f"{sha256(body.encode()).hexdigest()}\n" if mark else not is_sealed
+    if not is_whole or (not mark and text.rpartition("\n")[2].startswith("#")):
+        raise UserError(
+            "was cut short or changed since the run wrote it",
+            where=where,
+            remedy="restore it; or remove it, and `maskmill train` with the run's settings writes it anew",
+        )
     values = parse_yaml(text, where)
     if not isinstance(values, dict):
         raise UserError("malformed", where=where, expected="a mapping of settings")
+    return values
+
+
+def _config_of(values: dict[str, Any], where: object) -> RunConfig:
     config = typed(merged(schema(), values, where), where)
     assert isinstance(config, RunConfig)
     return config
@@ -172,7 +218,11 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
 
 def not_sealed(folder: Path) -> list[str]:
     """Return the names of those files of the run that are there without a seal, since an older version wrote them."""
-    return [name for name in (RUN, SUMMARY) if (folder / name).is_file() and SEAL not in table(folder / name)]
+    found = [
+        name for name in (RUN, SUMMARY) if (folder / name).is_file() and SEAL not in table(folder / name)
+    ]
+    has_hash = not (folder / CONFIG).is_file() or _SEAL_LINE in text_of(folder / CONFIG)
+    return found if has_hash else [*found, CONFIG]
 
 
 def shown_table(path: Path, warnings: list[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Read run-folder files that may be missing, torn or malformed.
 
-For observers of a run: it may be writing, or may have been killed while it wrote. Only the readers `read_json` and
-`read_yaml` raise.
+For observers of a run: it may be writing, or may have been killed while it wrote. Only the reader `read_json`
+raises.
 """
 
 import json
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
-from pretrain.config.safe_yaml import load_yaml
 
 LARGEST = 2.0**62
 """Numbers at or above it are treated as damage: they overflow later computations."""
@@ -86,7 +85,10 @@ def read(path: Path, reader: Callable[[Path], Any], fallback: Any, complaints: l
         return fallback
     try:
         value = reader(path)
-    except (OSError, ValueError, RecursionError, UserError) as error:
+    except UserError as error:
+        complaints.append(f"{path.name} cannot be read: {error.what}.")
+        return fallback
+    except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:160]
         complaints.append(f"{path.name} cannot be read ({type(error).__name__}: {reason}).")
         return fallback
@@ -99,11 +101,6 @@ def read(path: Path, reader: Callable[[Path], Any], fallback: Any, complaints: l
 def read_json(path: Path) -> Any:
     """Read the JSON in `path`. Raises what json raises: for `read`."""
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def read_yaml(path: Path) -> Any:
-    """Read the YAML in `path`. Raises UserError: for `read`."""
-    return load_yaml(path)
 
 
 def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:

@@ -13,18 +13,26 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import sealed_json
 from data_pipeline.io.files import open_to_write, refuse_links, write_once, write_whole
-from data_pipeline.io.redact import redact
 from pretrain.checkpoint.store import FOLDER, checkpoints
 from pretrain.config.settings import FP8, RunConfig
 from pretrain.objectives.teacher import teacher_identity
 from pretrain.preflight.check_run import Plan
 from pretrain.run.attempts import ATTEMPTS
-from pretrain.run.folder import CONFIG, FORMAT, RUN, SUMMARY, read_run, read_summary, refuse_another
+from pretrain.run.folder import (
+    CONFIG,
+    FORMAT,
+    RUN,
+    SEALS_CONFIG,
+    SUMMARY,
+    read_run,
+    read_settings,
+    read_summary,
+    refuse_another,
+    sealed_config,
+)
 from pretrain.run.heartbeat import HEARTBEAT
 from pretrain.run.late_files import folder_wait, wait_until_shown
 from pretrain.run.metrics_file import LOST, METRICS, read_metrics
@@ -124,6 +132,10 @@ def check_folder(
     if run is None:
         run_id = config.monitor.id or secrets.token_hex(4)
         return {"format": FORMAT, "identity": identity, "id": run_id, "attempts": 0}
+    if (folder / CONFIG).is_file():
+        read_settings(
+            folder
+        )  # raises for one that was cut short: nothing may take its defaults for the run's
     if is_finished(folder):
         _refuse_more_steps(run["identity"], identity, folder)
     refuse_another(run["identity"], identity, folder, "choose another run.dir")
@@ -194,8 +206,11 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
             wait_until_shown(lambda: None if _has_begun(folder) else folder / METRICS, wait)
             run = check_folder(config, plans)
         run["attempts"] += 1
+        write_whole(folder / CONFIG, sealed_config(config))
+        run[SEALS_CONFIG] = (
+            True  # said once it is true: a kill between the two leaves a run that can be resumed
+        )
         write_whole(folder / RUN, sealed_json(run))
-        write_whole(folder / CONFIG, redact(OmegaConf.to_yaml(OmegaConf.structured(config))).encode())
     step = steps_done(folder) if finished else 0
     return {"id": run["id"], "attempts": run["attempts"], "finished": finished, "step": step}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.preflight import gpus
-from pretrain.run.folder import CONFIG, EXPORT
+from pretrain.run.folder import CONFIG, EXPORT, sealed_lines
 from tests.benchmarks.studies import markdown
 from tests.command_line import ROOT
 from tests.gpu_day import results
@@ -73,7 +73,7 @@ def next_commands(run: Path, carried: Path) -> list[str]:
     config, shards = run / CONFIG, carried.resolve() / "short"
     text, found = SHARDS.subn(lambda line: line[1] + json.dumps(str(shards)), config.read_text("utf-8"))
     assert found == 1, f"{config} names the shards {found} times"
-    config.write_text(text, encoding="utf-8")
+    config.write_bytes(sealed_lines(text))
     return [f"    maskmill export {run}     # reads {shards}", score]
 
 

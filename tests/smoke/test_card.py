@@ -15,6 +15,7 @@ from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.card_recipe import name_only, recipe_yaml
 from pretrain.export.energy import LOAD, PUE, estimate, watts
 from pretrain.run.attempts import Attempt, read_attempts
+from pretrain.run.folder import sealed_lines
 from tests.command_line import Maskmill, as_only_rank, setting
 from tests.factories.tasks import FILES, write
 
@@ -184,7 +185,7 @@ def test_the_license_is_the_settings_the_options_or_not_stated(
     config = run / "config.yaml"
     told = config.read_text()
     try:
-        config.write_text(told.replace("license: cc-by-4.0", "license: ''"))
+        config.write_bytes(sealed_lines(told.replace("license: cc-by-4.0", "license: ''")))
         maskmill("export", str(run), "--out", str(tmp_path / "none"))
     finally:
         config.write_text(told)

@@ -192,7 +192,7 @@ def test_no_pickle_is_loaded_from_a_run_folder(
     assert "cannot be read" in maskmill("train", "demo", *settings, code=2).stderr
     assert "cannot be read" in maskmill("export", str(run), "--out", f"{tmp_path}/out", code=2).stderr
     maskmill("inspect", str(run))
-    for name, code in {"metrics.jsonl": 0, "config.yaml": 0, "summary.json": 2, "run.json": 2}.items():
+    for name, code in {"metrics.jsonl": 0, "config.yaml": 2, "summary.json": 2, "run.json": 2}.items():
         (run / name).write_bytes(poison)
         maskmill("inspect", str(run), code=code)
     shutil.copytree(finished, tmp_path / "other")

@@ -16,7 +16,7 @@ from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.verdict import Finding, Losses, findings
 from pretrain.objectives.metrics import HELD_OUT, Kind, headline_of, is_shown, leading_kind
 from pretrain.run.attempts import LOST, Attempt, read_attempts, read_events, why_not_saved
-from pretrain.run.folder import SAMPLES, refuse_other_format, shown_table
+from pretrain.run.folder import SAMPLES, read_settings, refuse_other_format, shown_table
 from pretrain.run.metrics_file import (
     EVAL,
     METRICS,
@@ -35,7 +35,6 @@ from pretrain.run.tolerant_json import (
     read,
     read_checkpoints,
     read_json,
-    read_yaml,
     table,
 )
 
@@ -192,7 +191,7 @@ def read_run(folder: Path) -> RunRecord:
         events=read_events(folder),
         not_saved=why_not_saved(folder),
         summary=summary,
-        config=read(folder / CONFIG, read_yaml, {}, complaints),
+        config=read(folder / CONFIG, lambda path: read_settings(path.parent), {}, complaints),
         identity=identity if isinstance(identity, dict) else {},
         attempts=max(1, int(attempts or 1)),
         history=read_attempts(folder),

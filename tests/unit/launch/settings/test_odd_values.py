@@ -19,7 +19,8 @@ from pretrain.config.schema import schema
 from pretrain.evaluate.studies.design import Changes
 from pretrain.preflight.ranges import value_of
 from pretrain.run.folder import read_config
-from pretrain.run.tolerant_json import read, read_yaml
+from pretrain.run.folder import read_settings as settings_of_run
+from pretrain.run.tolerant_json import read
 
 SECRET = "a-secret-of-the-environment"
 INTERPOLATED = {
@@ -105,7 +106,7 @@ def test_a_run_folder_with_an_interpolation_is_refused(
         read_config(tmp_path)
     one_line(caught.value)
     complaints: list[str] = []
-    assert read(tmp_path / "config.yaml", read_yaml, {}, complaints) == {}
+    assert read(tmp_path / "config.yaml", lambda path: settings_of_run(path.parent), {}, complaints) == {}
     assert "interpolation" in complaints[0]
 
 
