@@ -9,7 +9,7 @@ import typer
 
 import launch.verbs  # noqa: F401  registers them
 from data_pipeline.errors import UserError
-from data_pipeline.io.redact import printable
+from data_pipeline.io.redact import printable, shortened
 from launch.app import address_space, app, first_rank
 from launch.compile_caches import compile_caches
 from launch.ranks import end_with_supervisor
@@ -62,7 +62,7 @@ def _show_traceback(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 def _say_error(line: str) -> None:
-    print(printable(f"maskmill: {line}"), file=sys.stderr, flush=True)
+    print(printable("\n".join(map(shortened, f"maskmill: {line}".split("\n")))), file=sys.stderr, flush=True)
 
 
 def fail(line: str, code: int) -> None:

@@ -40,7 +40,7 @@ def _stated(source: str, run: str) -> dict[str, Any]:
     """Return the settings that the folder states; if it is gone, those that the run in `run` read from it."""
     from pretrain.training.initial_weights.folder_settings import folder_settings  # reads vocabularies
 
-    if "://" in source or Path(source).exists():
+    if "://" in source or os.path.exists(source):
         return {} if "://" in source else folder_settings(Path(source))
     if not (Path(run) / CONFIG).is_file():
         return {}

@@ -82,4 +82,4 @@ _CHECKS = (_objective, _languages, _weights, _mask_stages, _mask_budget)
 
 def _set(config: RunConfig, key: str, value: Any) -> None:
     group, _, name = key.rpartition(".")
-    setattr(value_of(config, group), name, value)
+    setattr(value_of(config, group) if group else config, name, value)

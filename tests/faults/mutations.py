@@ -44,6 +44,7 @@ DEEP = 60_000
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 2**31, 2**32 - 1, 2**63, -(2**63), 10**30, 0.5, -0.0, 1e308, Raw("1e999"),
     Raw("NaN"), Raw("-Infinity"), Raw("1" * 5000), "", "a", "0", "\0", "\ud800", "../x", "/etc/passwd", "x" * 5000,
+    "${oc.env:HOME}", "${data.out}", "???", "\x1b[2J", Raw("9" * 400),
     "0" * 64, [], Object(), [[]], [Object()], [0] * 1000,
     Raw("[" * DEEP + "]" * DEEP), Raw('{"a":' * DEEP + "0" + "}" * DEEP),
 ]  # fmt: skip

@@ -7,12 +7,14 @@ checksums vouch for it) or what the file now says. Anything else is raised.
 import hashlib
 import io
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import yaml
@@ -21,13 +23,16 @@ from omegaconf import OmegaConf
 from data_pipeline.errors import SeveralErrors, UserError
 from data_pipeline.io.canonical_json import SEAL, canonical_json, sealed_json
 from data_pipeline.io.model_folder import CARD, NOTE
+from data_pipeline.io.redact import printable
 from data_pipeline.records import Examples
 from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.writer import BlockReader, problems
+from launch.settings.evaluation import read_changes
 from launch.settings.folder import with_folder_settings
 from launch.settings.recipe import RECIPES, load_config, setting_names
+from launch.studies.read import read_settings as read_study_settings
 from pretrain.checkpoint.marker import sealed
 from pretrain.checkpoint.store import open_checkpoint, save_checkpoint
 from pretrain.config.schema import schema
@@ -71,6 +76,8 @@ def outcome(action: Callable[[], object]) -> str:
     for line in lines:
         assert line.strip()
         assert len(line) < 4000, "a line, not the file"
+        assert SECRET not in line
+        assert printable(line) == line
     return REFUSED
 
 
@@ -100,6 +107,75 @@ def recipes(folder: Path) -> Case:
         return outcome(lambda: same_when_kept(load_config(str(path), []), folder))
 
     return case
+
+
+SECRET = "canary-of-the-environment"
+
+
+def odd_recipes(folder: Path) -> Case:
+    """A shipped recipe in which one value, list entry or key is what no setting may be: an interpolation of any form, a
+    number of any length beyond 64 bits, a control character. Each is refused at every door, and nothing is resolved."""
+    texts = [
+        json.dumps(yaml.safe_load(path.read_bytes())).encode() for path in sorted(RECIPES.glob("*.yaml"))
+    ]
+    path = folder / "recipe.yaml"
+    names = setting_names()
+
+    def refused(action: Callable[[], object]) -> None:
+        assert outcome(action) == REFUSED
+
+    def case(rng: random.Random) -> str:
+        value = odd_value(rng)
+        text = json.dumps(value, ensure_ascii=rng.random() < 0.5)
+        path.write_text(put_in(rng, rng.choice(texts), value), encoding="utf-8")
+        with patch.dict(os.environ, {"CANARY": SECRET}):
+            refused(lambda: load_config(str(path), []))
+            name = rng.choice(names)
+            refused(lambda: load_config("demo", [f"{name}=[{text}]"]))
+            if isinstance(value, int):
+                outcome(lambda: load_config("demo", [f"{name}={value}"]))  # of a text, digits are one
+            else:
+                refused(lambda: load_config("demo", [f"{name}={value}"]))
+                refused(lambda: load_config("demo", [f"phases.{value}.train.steps=3"]))
+                refused(lambda: read_changes([f"part={value}"]))
+                refused(lambda: read_study_settings([f"run.dir=[{text}]"]))
+            (folder / "config.yaml").write_text(put_in(rng, texts[0], value), encoding="utf-8")
+            refused(lambda: read_config(folder))
+        return REFUSED
+
+    return case
+
+
+def odd_value(rng: random.Random) -> str | int:
+    """Return an interpolation, a number beyond 64 bits or a text with a control character."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        return rng.choice((1, -1)) * rng.randrange(10**19, 10 ** rng.randrange(20, 4000))
+    if kind == 1:
+        return f"a{chr(rng.choice((*range(9), *range(14, 32), *range(127, 133), *range(134, 160))))}b"
+    inner = rng.choice(
+        ("oc.env:CANARY", "oc.env:NO_SUCH,1", "oc.decode:[1", "oc.create:{a: 1}", "data.out", ".dir", "")
+    )
+    for _ in range(rng.choice((0, 0, 1, 3, 40, 2000))):
+        inner = f"${{{inner}}}" if rng.random() < 0.5 else f"${{{inner}"
+    before, after = rng.choice(("", "a", "\\", "$", "https://host/?")), "}" * rng.randrange(2)
+    return f"{before}${{{inner}{after}" * rng.choice((1, 1, 20))
+
+
+def put_in(rng: random.Random, text: bytes, value: str | int) -> str:
+    """Return the JSON of a recipe with `value` in place of one of its values, as an entry, or as a key."""
+    recipe = json.loads(text)
+    groups = [recipe, *(group for group in recipe.values() if isinstance(group, dict))]
+    group = rng.choice(groups)
+    keys = [key for key in group if not isinstance(group[key], dict)]
+    how = rng.randrange(3)
+    if how == 0 and isinstance(value, str):
+        group[value] = 1
+    elif how == 1:
+        group.setdefault("data", {})["sources"] = ["a", value]
+    else:
+        group[rng.choice(keys) if keys else "extends"] = value
+    return json.dumps(recipe, ensure_ascii=rng.random() < 0.5)
 
 
 def overrides(folder: Path) -> Case:
@@ -530,6 +606,7 @@ def models(folder: Path) -> Case:
 
 PARSERS: dict[str, tuple[Callable[[Path], Case], str, int]] = {
     "recipes": (recipes, "a recipe's YAML", 2),
+    "odd recipes": (odd_recipes, "a recipe with an interpolation, a huge number or a control character", 2),
     "overrides": (overrides, "`key=value`", 2),
     "configs": (configs, "`config.json` of a model to start from", 4),
     "index": (indexes, "`index.json`, under its SHA-256", 12),

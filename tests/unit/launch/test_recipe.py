@@ -279,6 +279,7 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("train.minutes=-1", "train.minutes must be in [0, 10000000], got -1"),
         ("train.minutes=inf", "train.minutes must be in [0, 10000000], got inf"),
         ("optim.lr=1e999", "optim.lr must be in [0, 1000000000000000], got inf"),
+        ("init_new_words=all", "init_new_words must be one of mean, first, fresh, got all"),
         ("train.replay=runs/old", "train.replay=runs/old without train.minutes"),
         ("train=3", "train is a group of settings"),
         ("train.steps.x=3", "train.steps is one setting"),
