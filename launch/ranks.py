@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 
 from data_pipeline.io.files import open_to_write, own_folder
 from data_pipeline.io.redact import printable
+from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.watchdog import stage_in
 
 GLIBC_ENVIRONMENT = {
@@ -48,8 +49,6 @@ KILL_AFTER_END_SECONDS = 300.0
 """Seconds that they get after one has finished, saved or refused. All ranks save, and refuse, together, so that
 only the first rank has work left: its line, the report, and what is sent to W&B, which takes two minutes at most,
 plus one per artifact."""
-SUPERVISOR = "MASKMILL_SUPERVISOR"
-"""Environment variable of a rank, or of a training that a study starts: the process that it must not outlive."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -80,6 +79,12 @@ def start_ranks(
             if signals.wait(restart_delay):
                 return STOPPED
     return code
+
+
+def ended_with(code: int, stopped: int) -> int:
+    """Return the exit code of a whole training from that of its ranks: `stopped` (run.stopped_exit_code) in place of
+    STOPPED, but for a study, which knows its trainings by the latter."""
+    return stopped if code == STOPPED and SUPERVISOR not in os.environ else code
 
 
 @cache

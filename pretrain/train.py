@@ -4,6 +4,8 @@ Per phase: read shares of global batches with their counts -> run forward and ba
 one optimizer step -> log, evaluate, save
 """
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,9 +13,10 @@ from pathlib import Path
 from rich.console import Console
 
 from pretrain.checkpoint.background_save import Saver
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import RunConfig, RunSettings
 from pretrain.distributed.determinism import seed_dropout, set_arithmetic, set_threads, settle_products
 from pretrain.distributed.engine import Engine, build_engine
+from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.watchdog import Watchdog, patience
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.run_log import RunLog, is_due
@@ -38,7 +41,7 @@ from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut
 
 STOPPED = 3
-"""Exit code after a signal: the run is saved, and the same command resumes it."""
+"""Exit code after a signal: the run is saved, and the same command resumes it. See run.stopped_exit_code."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,13 @@ def train(config: RunConfig, console: Console, command: str, watchdog: Watchdog)
         if held is not None:
             held.close()
     if stopped:
-        raise SystemExit(STOPPED)
+        raise SystemExit(stopped_code(config.run, os.environ))
+
+
+def stopped_code(run: RunSettings, environment: Mapping[str, str]) -> int:
+    """Return the exit code of a rank that a signal has ended: that of the settings, but STOPPED beneath
+    `maskmill train` itself, which waits for it, and ends with the one of the settings."""
+    return STOPPED if SUPERVISOR in environment else run.stopped_exit_code
 
 
 def run_phases(

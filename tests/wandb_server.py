@@ -68,6 +68,8 @@ class Standin:
         self.lock = threading.Lock()
         self.url = ""
         self.gone, self.leaves_after = False, ""
+        self.refuses = 0
+        """Status with which every request is answered: 401 for a wrong key; 0: as they should be."""
 
     def points(self, run: str) -> list[dict[str, Any]]:
         """The history of a run, in the order that it came in, without W&B's own fields."""
@@ -326,7 +328,9 @@ def _handler(state: Standin) -> type[BaseHTTPRequestHandler]:
                     self.close_connection = True
                     return
                 state.received += self.path.encode() + body
-                if path == "/graphql":
+                if state.refuses:
+                    self._reply({"errors": [{"message": "user is not logged in"}]}, state.refuses)
+                elif path == "/graphql":
                     call = json.loads(body)
                     try:
                         self._reply({"data": state.answer(call["query"], call.get("variables") or {})})
@@ -366,9 +370,9 @@ def _handler(state: Standin) -> type[BaseHTTPRequestHandler]:
                 data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             return gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data
 
-        def _reply(self, value: Any) -> None:
+        def _reply(self, value: Any, status: int = 200) -> None:
             data = json.dumps(value).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

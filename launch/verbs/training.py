@@ -43,7 +43,8 @@ def train(
     """Train on prepared shards; checkpoints, metrics.jsonl and report.html go to the folder run.dir.
 
     Starts run.ranks processes on this machine, or joins those that torchrun, deepspeed or srun started. After a
-    crash they are started again, run.restarts times. SIGTERM, SIGUSR1 and Ctrl-C save and end with exit code 3.
+    crash they are started again, run.restarts times. SIGTERM, SIGUSR1 and Ctrl-C save and end with exit code 3
+    (run.stopped_exit_code).
     The same command again resumes from the newest checkpoint; a finished run says so.
 
     \b
@@ -69,10 +70,11 @@ def train(
         if nothing_to_do:
             say(nothing_to_do)
             return
-        from launch.ranks import start_ranks
+        from launch.ranks import ended_with, start_ranks
 
         logs, run = Path(config.run.dir) / "logs", config.run
-        raise SystemExit(start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay))
+        code = start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay)
+        raise SystemExit(ended_with(code, run.stopped_exit_code))
     from pretrain.distributed.watchdog import Watchdog
 
     watchdog = Watchdog(config.run)

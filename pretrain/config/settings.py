@@ -30,6 +30,10 @@ class RunSettings:
     """Seed of the weights, the order of the data and dropout."""
     stop_after: int = 0
     """Save a checkpoint and stop after this step, the schedule unchanged; 0: train to the end."""
+    stopped_exit_code: int = 3
+    """Exit code of a training that a signal has ended: it has saved, and the same command resumes it. 143 (128 +
+    SIGTERM) for schedulers that start again only what ended with a code above 128. Leave it at 3 under
+    slurm/train.sbatch, which requeues by it."""
     restarts: int = 3
     """How often, in all, ranks that this command started are started again after a crash, a kill or a hang, from the
     newest checkpoint; a mistake told in one line (exit code 2) would come again and is not retried."""

@@ -12,6 +12,8 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 
+SUPERVISOR = "MASKMILL_SUPERVISOR"
+"""Environment variable of a rank, or of a training that a study starts: the process that it must not outlive."""
 DEFAULT_PORT = 29500
 """Where rank 0 listens if the launcher names no port."""
 

@@ -82,6 +82,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "run.threads": (0, 4096),
     "run.seed": (0, 2**63),
     "run.stop_after": (0, MOST),
+    "run.stopped_exit_code": (3, 255),
     "run.restarts": (0, 1_000_000),
     "run.restart_delay": (0, 86_400),
     "run.step_limit": (0, 1_000_000),

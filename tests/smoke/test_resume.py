@@ -104,3 +104,32 @@ def test_the_option_of_deepspeeds_launcher_is_understood() -> None:
     environment = environ(RANK="0", WORLD_SIZE="1")
     found = subprocess.run(called, env=environment, check=True, capture_output=True, text=True)
     assert "run.dir" in found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launched", [False, True], ids=["maskmill starts the ranks", "another launcher does"]
+)
+def test_a_stopped_training_ends_with_the_code_of_its_settings(
+    launched: bool, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    """For schedulers that start again only what ended with a code above 128."""
+    run = tmp_path / "run"
+    settings = [*tiny, f"run.dir={run}", "train.steps=100000", "run.stopped_exit_code=143"]
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    process = subprocess.Popen(
+        command("train", "demo", *settings),
+        env=environ(**(rank if launched else {})),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = run / "metrics.jsonl"
+    until(lambda: metrics.is_file() and '"kind": "train"' in metrics.read_text(), 200, process)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 143, said[-2000:]
+    assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
+    assert list((run / "checkpoints").glob("step-*/checkpoint.json"))
+    stopped = json.loads(maskmill("status", str(run), "--json").stdout)
+    assert stopped["health"] == "saved and stopped"

@@ -225,6 +225,60 @@ def test_a_machine_without_a_network(elsewhere: Path, tmp_path: Path) -> None:
     assert len(list((run / "wandb").glob("offline-run-*/run-abc.wandb"))) == 1
 
 
+def test_a_killed_offline_run_is_sent_whole(
+    elsewhere: Path, maskmill: Maskmill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `maskmill sync`, from metrics.jsonl: W&B's own file of a killed attempt lacks what its process held back."""
+    run, state, count = fresh_run(tmp_path / "run"), Standin(), 203
+    code = (
+        "import os, sys; from pathlib import Path; from tests.smoke.test_wandb import *\n"
+        "tracker = monitor.open_tracker(Path(sys.argv[1]), MonitorSettings(tracker='wandb'), 'abc', {}, True)\n"
+        f"for step in range(1, {count + 1}): tracker.log({{'kind': 'train', 'step': step, 'loss': 1.5}})\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    wandb.teardown()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run)], env=environ(WANDB_MODE="offline"), timeout=120, check=False
+    )
+    assert done.returncode == -9
+    with serving(state):
+        reach(state, monkeypatch)
+        assert f"sent {count} lines" in maskmill("sync", str(run)).stdout
+        assert [p["step"] for p in state.points("abc")] == list(range(1, count + 1))
+        assert "sent 0 lines" in maskmill("sync", str(run)).stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(401, "refuses the key (401, wrong or missing)"), (403, "(403)")]
+)
+def test_a_refused_key_is_called_that(
+    status: int,
+    said: str,
+    elsewhere: Path,
+    maskmill: Maskmill,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, state = fresh_run(tmp_path / "run"), Standin()
+    state.refuses = status
+    with serving(state):
+        reach(state, monkeypatch)
+        log_steps(run)
+        shown = capsys.readouterr().out
+        (line,) = [line for line in shown.splitlines() if "WARNING" in line]
+        assert "W&B was reached and refused, continuing offline" in line
+        assert said in line
+        done = maskmill("sync", str(run), code=2)
+        (line,) = done.stderr.splitlines()
+        assert said in line
+        assert "cannot be reached" not in line
+        assert "nothing is lost" in line
+        state.refuses = 0
+        wandb.teardown()
+        assert "sent 3 lines" in maskmill("sync", str(run)).stdout
+
+
 def fresh_run(folder: Path) -> Path:
     """A run folder as it is before its first step."""
     folder.mkdir()

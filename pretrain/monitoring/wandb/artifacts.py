@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import UserError, first_line
+from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.shards.index import INDEX, TOKENIZER, Index
 from pretrain.checkpoint.store import MARKER, Checkpoint, checkpoints, open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.monitoring.wandb.connection import Connection, begin, warn
+from pretrain.monitoring.wandb.connection import Connection, begin, warn, why
 from pretrain.monitoring.wandb.run_identity import Stage, evaluate_stage, export_stage, folder_name, prepare_stage
 from pretrain.run.folder import read_run
 from pretrain.run.task_scores import read_task_scores
@@ -70,7 +70,7 @@ def as_far_as_it_goes(call: Callable[..., None], connection: Connection, *others
     try:
         call(connection, *others)
     except Exception as error:
-        warn(f"no artifact on W&B: {first_line(error)}")
+        warn(f"no artifact on W&B: {why(error)}")
 
 
 def record_prepare(config: RunConfig, index: Index) -> None:
@@ -132,7 +132,7 @@ def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
         if not connection.finish() and connection.online:
             warn(f"W&B did not take all of {stage.name} in time")
     except Exception as error:
-        warn(f"{stage.name} is not on W&B: {first_line(error)}")
+        warn(f"{stage.name} is not on W&B: {why(error)}")
 
 
 def settings_of(run: Path) -> RunConfig | None:

@@ -4,6 +4,7 @@ Nothing here blocks forever, and no W&B failure ends a training: each is reporte
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Thread
@@ -20,6 +21,12 @@ TO_START, TO_FINISH, TO_LINK = 60.0, 120.0, 60.0
 """Time limit in seconds for the start, the end and one artifact; WANDB_INIT_TIMEOUT and WANDB_FINISH_TIMEOUT override
 it."""
 HOST = "https://api.wandb.ai"
+_WRONG_KEY = re.compile(
+    r"(?i:(?:error|status|code)\W{1,3}401\b|\b401 (?:unauthori[sz]ed|client error)|AuthenticationError|not logged in"
+    r"|invalid api key)"
+)
+_FORBIDDEN = re.compile(r"(?i:(?:error|status|code)\W{1,3}403\b|\b403 (?:forbidden|client error)|permission denied)")
+_REFUSED = re.compile(r"(?i:connection refused|actively refused|\[Errno 111\])")
 Point = Mapping[str, float | Bars]
 
 
@@ -107,9 +114,29 @@ def begin(stage: Stage) -> Connection:
     try:
         return start(stage, online=True)
     except Exception as error:  # a firewall or a server that is down: the run continues, `maskmill sync` sends it
-        warn(f"W&B cannot be reached, continuing offline: {first_line(error)}")
+        what = "W&B was reached and refused" if is_refused_key(error) else "W&B cannot be reached"
+        warn(f"{what}, continuing offline: {why(error)}")
         _wandb().teardown()  # W&B's own process still holds the run's id for the failed attempt
         return start(stage, online=False)
+
+
+def why(error: BaseException) -> str:
+    """Return in one line why W&B did not take something: a key that the server refuses is called that, and so is a
+    server that refuses connections; else the first line of the error."""
+    said = str(error)
+    host = os.environ.get("WANDB_BASE_URL", HOST)
+    if _FORBIDDEN.search(said):
+        return f"{host} forbids this to the key (403): WANDB_ENTITY, monitor.project, or another key"
+    if _WRONG_KEY.search(said):
+        return f"{host} refuses the key (401, wrong or missing): `wandb login --relogin`, or WANDB_API_KEY"
+    if _REFUSED.search(said):
+        return f"{host} refuses connections: is the server running, and WANDB_BASE_URL right?"
+    return first_line(error)
+
+
+def is_refused_key(error: BaseException) -> bool:
+    """Return whether the server was reached, and refused the key."""
+    return bool(_WRONG_KEY.search(str(error)) or _FORBIDDEN.search(str(error)))
 
 
 def start(stage: Stage, online: bool) -> Connection:
@@ -167,8 +194,8 @@ def within(seconds: float, call: Callable[[], object], otherwise: str) -> None:
     thread.start()
     thread.join(seconds)
     if thread.is_alive() or wrong:
-        why = first_line(wrong[0]) if wrong else f"W&B has not answered for {seconds:g} s"
-        warn(f"{otherwise}: {why}")
+        what = why(wrong[0]) if wrong else f"W&B has not answered for {seconds:g} s"
+        warn(f"{otherwise}: {what}")
 
 
 def tell(text: str) -> None:

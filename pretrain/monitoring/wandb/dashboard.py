@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import UserError, first_line
-from pretrain.monitoring.wandb.connection import default_entity, has_key, make_project
+from data_pipeline.errors import UserError
+from pretrain.monitoring.wandb.connection import default_entity, has_key, make_project, why
 from pretrain.monitoring.wandb.dashboard_panels import Panel, sections
 from pretrain.monitoring.wandb.artifacts import settings_of
 from pretrain.monitoring.wandb.run_identity import group_of
@@ -88,7 +88,7 @@ def create(target: Target) -> dict[str, str]:
         return {"workspace": workspace.url, "report": report.url}
     except Exception as error:
         raise UserError(
-            f"W&B did not make it: {first_line(error)}",
+            f"W&B did not make it: {why(error)}",
             where=f"{target.entity}/{target.project}",
             remedy="look at the network, WANDB_BASE_URL and the key, or write the spec with --json FILE",
         ) from None

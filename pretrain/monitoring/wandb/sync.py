@@ -7,10 +7,10 @@ repeated.
 from dataclasses import asdict
 from pathlib import Path
 
-from data_pipeline.errors import UserError, first_line
+from data_pipeline.errors import UserError
 from data_pipeline.io.redact import redact_settings
 from pretrain.monitoring.wandb import artifacts
-from pretrain.monitoring.wandb.connection import has_key, start
+from pretrain.monitoring.wandb.connection import has_key, is_refused_key, start, why
 from pretrain.monitoring.wandb.points import point_of
 from pretrain.monitoring.wandb.tracker import stage_of
 from pretrain.run.folder import RUN, read_run
@@ -46,8 +46,10 @@ def sync_run(folder: Path) -> int:
     except UserError:
         raise
     except Exception as error:
+        if is_refused_key(error):
+            raise UserError(why(error), where=folder, remedy="nothing is lost") from None
         raise UserError(
-            f"W&B cannot be reached: {first_line(error)}",
+            f"W&B cannot be reached: {why(error)}",
             where=folder,
             remedy="try again later: nothing is lost",
         ) from None

@@ -12,7 +12,7 @@ from typing import Any
 from pretrain.config.settings import MonitorSettings
 from pretrain.monitoring.wandb import artifacts
 from pretrain.monitoring.wandb.alerts import Alerts
-from pretrain.monitoring.wandb.connection import Connection, begin, first_line, tell, warn, why_offline
+from pretrain.monitoring.wandb.connection import Connection, begin, first_line, tell, warn, why, why_offline
 from pretrain.monitoring.wandb.points import point_of
 from pretrain.monitoring.wandb.run_identity import Stage, train_stage
 from pretrain.run.folder import read_run
@@ -110,7 +110,7 @@ class Wandb:
             call(self._connection)
         except Exception as error:
             self._connection = None
-            warn(f"W&B failed, continuing without it; `maskmill sync` sends the rest: {first_line(error)}")
+            warn(f"W&B failed, continuing without it; `maskmill sync` sends the rest: {why(error)}")
 
 
 def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> Stage:

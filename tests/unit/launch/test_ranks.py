@@ -257,3 +257,23 @@ def test_ranks_of_a_launcher_are_recognised() -> None:
     assert not is_launched(batch_script), "a batch script may start its own local ranks"
     assert is_launched(batch_script | {"SLURM_STEP_ID": "0"})
     assert not is_launched({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 1), (2, 2), (3, 143), (137, 137)])
+def test_the_code_of_a_stopped_training_is_that_of_the_settings(
+    code: int, ends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ranks.SUPERVISOR, raising=False)
+    assert ranks.ended_with(code, 143) == ends
+    assert ranks.ended_with(code, 3) == code
+    monkeypatch.setenv(ranks.SUPERVISOR, "1")
+    assert ranks.ended_with(code, 143) == code, "a study knows its trainings by 3"
+
+
+def test_a_rank_that_another_launcher_started_ends_with_it_itself() -> None:
+    from pretrain.config.settings import RunSettings
+    from pretrain.train import STOPPED, stopped_code
+
+    run = RunSettings(stopped_exit_code=143)
+    assert stopped_code(run, {}) == 143
+    assert stopped_code(run, {ranks.SUPERVISOR: "1"}) == STOPPED == 3, "the launcher knows it by 3"

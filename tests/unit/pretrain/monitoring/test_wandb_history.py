@@ -325,3 +325,29 @@ def test_sync_of_no_run_folder_and_without_a_key_says_what_to_do(
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     with pytest.raises(UserError, match="wandb login"):
         sync_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "is_key"),
+    [
+        (
+            "returned error 401: {'errors':[{'message':'user is not logged in'}]}",
+            "refuses the key (401",
+            True,
+        ),
+        ("AuthenticationError: API key is not valid", "refuses the key (401", True),
+        ("returned error 403: permission denied", "forbids this to the key (403)", True),
+        ("dial tcp 127.0.0.1:9: connect: connection refused", "refuses connections", False),
+        ("[Errno 111] Connection refused", "refuses connections", False),
+        ("run 4012 timed out after 401.5 s of nothing", "run 4012", False),
+        ("\nno route to host\nmore", "no route to host", False),
+    ],
+)
+def test_why_wandb_took_nothing_is_said_in_one_line(
+    error: str, said: str, is_key: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    found = connection.why(RuntimeError(error))
+    assert said in found
+    assert "\n" not in found
+    assert connection.is_refused_key(RuntimeError(error)) == is_key
