@@ -28,8 +28,8 @@ from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry
 from data_pipeline.shards.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.deduplicate import kinds
-from data_pipeline.sources.passed_over import lines
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.passed_over import NAMED, lines
+from data_pipeline.sources.read_counts import FIRST_BAD, Counts, check_bad_records
 from data_pipeline.sources.source_snapshot import LOG, as_stated, contents, what_changed
 from data_pipeline.stages.executors import ALL, Share, Workers, backend_of, missing
 from data_pipeline.stages.google_bert import exact_examples
@@ -40,6 +40,10 @@ from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from data_pipeline.vocabulary.fit import refuse_unknown, unknown_share
 
 DISCOVER, PLAN, FINISH = "discover", "plan", "finish"
+
+NOISE = 0.01
+"""Share of invalid and control characters above which a file is called doubtful: some in a hundred are another
+encoding, a third are random bytes."""
 
 NAMES = (DISCOVER, *(stage.name for stage in STAGES), FINISH)
 """The stages that `prepare_share` accepts, in order."""
@@ -71,6 +75,7 @@ def prepare(settings: DataSettings, show: ShowProgress, warn: Warn = lambda _: N
         for stage in STAGES:
             _do(stage, workspace, workers, show)
             if stage is READ:
+                check_bad_records(_reading(workspace), _first_bad(workspace), settings)
                 refuse_unknown(_reading(workspace), settings.vocab)
     return _finish_stages(workspace, started), True
 
@@ -113,6 +118,7 @@ def prepare_share(
                 remedy=f"run --stage {stage.name} for these shares first",
             )
         if stage is READ and name == PLAN:  # once, not in each of many tasks
+            check_bad_records(_reading(workspace), _first_bad(workspace), settings)
             refuse_unknown(_reading(workspace), settings.vocab)
     _finish_stages(workspace, started)
     return f"prepared {settings.out}"
@@ -197,6 +203,34 @@ def _reading(workspace: Workspace) -> dict[str, Any]:
     return add_up(part["counts"] for part in READ.results(workspace))
 
 
+def _first_bad(workspace: Workspace) -> list[str]:
+    """Return what is wrong with the first records that were skipped, in the order of the parts."""
+    return [line for part in READ.results(workspace) for line in part.get("bad", [])][:FIRST_BAD]
+
+
+def _left_out(workspace: Workspace, reading: dict[str, Any]) -> dict[str, Any]:
+    """Return what of the sources is not read, or is doubtful, as passed_over.lines formats it: a file is doubtful if
+    more than NOISE of its text's bytes were invalid or control characters."""
+    found = dict(workspace.passed_over)
+    if workspace.settings.mode == "exact":
+        return found
+    if bad := reading.get("bad_records", 0):
+        found["bad_records"] = {"files": bad, "first": _first_bad(workspace)}
+    sums: dict[str, list[int]] = {}
+    for part, result in zip(workspace.parts, READ.results(workspace), strict=True):
+        counts, of_file = result["counts"], sums.setdefault(part.name, [0, 0])
+        of_file[0] += counts["invalid_characters"] + counts["control_characters"]
+        of_file[1] += counts["bytes"]
+    doubtful = [
+        f"{name}: {odd:,} invalid or control characters in {size:,} bytes of text"
+        for name, (odd, size) in sums.items()
+        if odd > NOISE * size
+    ]
+    if doubtful:
+        found["doubtful"] = {"files": len(doubtful), "first": doubtful[:NAMED]}
+    return found
+
+
 def _finish(
     workspace: Workspace,
     written: list[tuple[str, dict[str, Any]]],
@@ -228,7 +262,8 @@ def _finish(
         "contents": contents(settings, workspace.sources),
     }
     write_whole(
-        join(out, LOG), canonical_json(log | made_from | {"passed_over": workspace.passed_over}, indent=1)
+        join(out, LOG),
+        canonical_json(log | made_from | {"passed_over": _left_out(workspace, reading)}, indent=1),
     )
     index = write_index(
         out,

@@ -88,6 +88,11 @@ class DataSettings:
     unless a field has that very name."""
     id_field: str = affects_bytes("", tokens=True)
     """JSON lines and tables: the field that names a record, or the path to it; empty: its line or row."""
+    bad_records: str = "stop"
+    """What to do about a record that cannot be read (broken JSON, a field that is missing or holds no text, a page of
+    broken XML): `stop`, or `skip` it, counted and named. A file that is damaged stops in any case."""
+    bad_records_limit: float = 0.01
+    """bad_records=skip: largest share of the records that may be skipped."""
     documents: str = affects_bytes("blank_line", tokens=True)
     """Plain text: `blank_line` parts documents at blank lines, `file` makes one document of a file."""
     sentences: str = affects_bytes("split", tokens=True)

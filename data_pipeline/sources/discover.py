@@ -14,7 +14,7 @@ source becomes `#n/path`.
 Documents of more than a million bytes are read in passages, so memory stays small at any length.
 
 Bad text never stops a run: cleaning.py has the rules and what is counted. An unreadable record does (broken JSON, no
-text field, a truncated file): skipping it silently would be worse.
+text field), unless data.bad_records=skip: then it is counted and named. A truncated file always does.
 """
 
 import os

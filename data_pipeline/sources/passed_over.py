@@ -1,4 +1,8 @@
-"""Say which files of the sources are not read, and why: as lines for people, and as JSON for prepare.log.json."""
+"""Say what of the sources is not read, and why: as lines for people, and as JSON for prepare.log.json.
+
+Listing the sources finds the files that are left out; reading them adds `bad_records`, the records that
+data.bad_records=skip left out, and `doubtful`, files with many invalid bytes or control characters.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,6 +48,16 @@ def lines(summary: dict[str, Any]) -> list[str]:
         if count := entry.get("files", 0):
             names = some(entry.get("first", []), count)
             found.append(f"skipped {count:,} {one if count == 1 else many}: {names}")
+    for entry, what in (
+        (summary.get("bad_records"), "record|s that could not be read:"),
+        (summary.get("doubtful"), "file|s of another encoding, or of no text at all:"),
+    ):
+        if entry and (count := entry.get("files", 0)):
+            one, many = what.partition("|")[0], what.partition("|")[2]
+            verb = "skipped" if one == "record" else "read"
+            found.append(f"{verb} {count:,} {one}{many if count > 1 else many[1:]}")
+            first = entry.get("first", [])
+            found += [f"  {line}" for line in (*first, *(["..."] if count > len(first) else []))]
     saved = summary.get("saved") or {}
     found += [f"data set {line}" for line in saved.get("first", [])]
     if (more := saved.get("sets", 0) - len(saved.get("first", []))) > 0:
@@ -53,7 +67,8 @@ def lines(summary: dict[str, Any]) -> list[str]:
 
 def is_summary(value: Any) -> bool:
     """Return whether a value of prepare.log.json, which others may write, is a summary."""
-    parts = [value, value.get("special", {}), value.get("saved", {})] if isinstance(value, dict) else [None]
+    kinds = ("special", "saved", "bad_records", "doubtful")
+    parts = [value, *(value.get(kind, {}) for kind in kinds)] if isinstance(value, dict) else [None]
     return all(
         isinstance(part, dict)
         and all(isinstance(part.get(key, 0), int) for key in ("files", "sets", "unlisted_files"))

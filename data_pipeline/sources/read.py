@@ -22,7 +22,7 @@ def records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterato
     if file.format == "wikipedia":
         from data_pipeline.sources.formats.wikipedia import pages
 
-        return pages(file, counts)
+        return pages(file, settings, counts)
     if file.format == "jsonl":
         from data_pipeline.sources.formats.json_lines import json_records
 

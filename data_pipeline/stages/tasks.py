@@ -70,7 +70,8 @@ def read_source(
         corpus = tokenize(documents, _words(vocabulary), counts, raw)
         save_sorted(corpus, folder)
         raw.unlink()
-    return {"documents": len(corpus), "tokens": len(corpus.tokens), "counts": counts.as_dict()}
+    read_result = {"documents": len(corpus), "tokens": len(corpus.tokens), "counts": counts.as_dict()}
+    return read_result | ({"bad": counts.first_bad} if counts.first_bad else {})
 
 
 def sampled_fit(parts: Sequence[SourceFile], settings: DataSettings, vocabulary: Vocabulary) -> Fit:

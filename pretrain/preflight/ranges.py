@@ -8,6 +8,7 @@ from data_pipeline.settings import MASKINGS, SEPARATORS, UNMASKED, WITHOUT_SEPAR
 from pretrain.config.settings import RunConfig
 
 CHOICES: dict[str, tuple[Any, ...]] = {
+    "data.bad_records": ("stop", "skip"),
     "data.documents": ("blank_line", "file"),
     "data.sentences": ("split", "lines"),
     "data.duplicates": ("keep", "documents", "paragraphs", "both"),
@@ -71,6 +72,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.max_span": (1, 1000),
     "data.max_ngram": (1, 1000),
     "data.smoothing": (0, 10),
+    "data.bad_records_limit": (0, 1),
     "data.bin_width": (0, 65_535),
     "data.held_out": (0, 0.9),
     "data.min_donors": (2, MOST),

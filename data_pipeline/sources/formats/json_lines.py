@@ -2,7 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
 from data_pipeline.errors import UserError, listed
@@ -21,8 +22,8 @@ _JSON = json.JSONDecoder(strict=False)  # cleaning.py removes control characters
 
 
 def json_records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
-    """Yield the records of one part. Raises UserError, with file and line, for a line that is not a JSON object or
-    lacks the fields that the settings name."""
+    """Yield the records of one part. A line that is not a JSON object or lacks the fields that the settings name is
+    skipped and counted, or raises UserError with file and line, as data.bad_records says."""
     with open_bytes(file.uri, file.compression) as stream:
         yield from _records(file, lines_of(file, stream, LONG_LINE), settings, counts)
 
@@ -36,14 +37,30 @@ def _records(
         ours, where = file.owns(number), f"{file.uri}:{number}"
         if line.endswith(b"\n") or len(line) < LONG_LINE - len(BYTE_ORDER_MARK):
             if ours and not line.isspace():
-                yield _record(_json_object(line, where, counts), where, number, settings)
+                yield from _read(partial(_json_object, line, where, counts), where, number, settings, counts)
             continue
         parts = _whole_line(line, lines)
         if ours:
             with tempfile.TemporaryFile() as spool:
-                yield _record(_long_object(parts, where, spool, counts), where, number, settings)
+                yield from _read(
+                    partial(_long_object, parts, where, spool, counts), where, number, settings, counts
+                )
         for _ in parts:
             pass
+
+
+def _read(
+    parse: Callable[[], Any], where: str, number: int, settings: DataSettings, counts: Counts
+) -> Iterator[Record]:
+    """Yield the record that `parse` gives, or none, if it cannot be read and data.bad_records=skip."""
+    invalid = counts.invalid_characters
+    try:
+        record = _record(parse(), where, number, settings)
+    except UserError as error:
+        counts.skip_or_raise(error, settings)
+        counts.invalid_characters = invalid
+    else:
+        yield record
 
 
 def _record(record: Any, where: str, number: int, settings: DataSettings) -> Record:
@@ -60,6 +77,9 @@ def _record(record: Any, where: str, number: int, settings: DataSettings) -> Rec
     if not isinstance(name, str | int):
         raise UserError(f"field {settings.id_field!r} holds no id", where=where, remedy="set data.id_field")
     if isinstance(text, LongString):
+        if settings.bad_records == "skip":  # what has been read of a record cannot be taken back
+            for _ in _long_text(text.uncounted(), where):
+                pass
         passages = _long_text(text, where)
         return name, next(passages, ""), passages
     return name, text or "", ()

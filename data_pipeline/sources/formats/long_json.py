@@ -31,6 +31,10 @@ class LongString:
     def __init__(self, spool: BinaryIO, start: int, size: int, counts: Counts) -> None:
         self._spool, self._start, self._size, self._counts = spool, start, size, counts
 
+    def uncounted(self) -> "LongString":
+        """Return the same string, whose reading counts nothing."""
+        return LongString(self._spool, self._start, self._size, Counts())
+
     def __iter__(self) -> Iterator[str]:
         rest = ""
         for text in decoded(self._raw(), self._counts):

@@ -37,11 +37,13 @@ def table_records(file: SourceFile, settings: DataSettings, counts: Counts) -> I
         for first, columns in damaged_named(found, file.uri):
             for number, text, *ids in _rows(columns, file.before + first + 1):
                 if ids and ids[0] is None:
-                    raise UserError(
+                    error = UserError(
                         f"row {number} has no {settings.id_field!r}",
                         where=file.uri,
                         remedy="set data.id_field",
                     )
+                    counts.skip_or_raise(error, settings)
+                    continue
                 name = decode(bytes(ids[0]), counts) if ids else number
                 if text is None or len(text) <= PASSAGE_BYTES:
                     yield name, decode(bytes(text or b""), counts), ()

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import filesystem, open_bytes
+from data_pipeline.settings import DataSettings
 from data_pipeline.sources.formats.wikitext import plain_text
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import Record, SourceFile
@@ -28,7 +29,7 @@ _HIDDEN = frozenset({"file", "image", "category"})
 _NAMESPACE = re.compile(r'<namespace key="(?:6|14)"[^<>]*>([^<]+)<')
 
 
-def pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
+def pages(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
     """Yield the articles of one part: page id and text. Raises UserError for an unreadable page and a truncated
     dump."""
     with ExitStack() as stack:
@@ -44,7 +45,11 @@ def pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
         for number, (at, page) in enumerate(_cut(stream, place, stop, last, file.uri)):
             if file.owns(number):
                 where = f"{file.uri}, byte {at}" + (" of this piece decompressed" if file.compression else "")
-                found = _article(page, where, hidden)
+                try:
+                    found = _article(page, where, hidden)
+                except UserError as error:
+                    counts.skip_or_raise(error, settings)
+                    continue
                 if found is None:
                     counts.pages_passed_over += 1
                 else:
