@@ -158,6 +158,13 @@ class Pods:
         )
 
 
+def steps_of(run: Path) -> list[int]:
+    """The steps of whole lines of its log."""
+    path = run / "metrics.jsonl"
+    *lines, _ = path.read_text().split("\n") if path.exists() else [""]
+    return [json.loads(line)["step"] for line in lines]
+
+
 @pytest.mark.slow
 @pytest.mark.multirank
 @pytest.mark.parametrize(("name", "nodes"), [("one-node.yaml", 1), ("several-nodes.yaml", 2)])
@@ -168,7 +175,7 @@ def test_pods_train_are_stopped_and_resume(name: str, nodes: int, tiny: list[str
     pods = Pods(name, nodes, [*tiny, *LONG, *ranks, f"run.dir={run}"], tmp_path)
     processes = pods.start()
     try:
-        until((run / "metrics.jsonl").exists, 240, processes[-1], pods.said)
+        until(lambda: steps_of(run)[2:], 240, processes[-1], pods.said)
         processes[-1].send_signal(signal.SIGTERM)
         codes = [process.wait(timeout=240) for process in processes]
         assert json.loads((run / "summary.json").read_text())["status"] == "stopped", pods.said()
@@ -180,8 +187,7 @@ def test_pods_train_are_stopped_and_resume(name: str, nodes: int, tiny: list[str
         assert 0 < saved < 400
         processes = pods.start(f"run.stop_after={saved + 3}")
         assert [process.wait(timeout=240) for process in processes] == [0] * nodes, pods.said()
-        steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert steps == [*range(saved + 4)]
+        assert steps_of(run) == [*range(saved + 4)]
         assert json.loads((run / "run.json").read_text())["attempts"] == 2
     finally:
         for process in processes:
