@@ -14,7 +14,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import whole_file, whole_folder, write_once
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.records import Corpus
+from data_pipeline.sequences.registry import SEQUENCES
 from data_pipeline.settings import DataSettings, VocabularySettings
+from data_pipeline.shards.index import SPLITS
 from data_pipeline.stages import tasks
 from data_pipeline.stages.document_pools import plan_pools
 from data_pipeline.stages.executors import Share
@@ -59,6 +61,29 @@ def test_shares_one_after_the_other(text: Path, expected: dict[str, str], tmp_pa
     assert not (tmp_path / "shards" / ".work").exists()
     for name in NAMES:
         assert "already prepared" in prepare_share(settings, silent, name)
+
+
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_all_text_that_was_read_is_used_or_counted_apart(text: Path, tmp_path: Path, kind: str) -> None:
+    settings = settings_for(text, tmp_path / "shards", sequences=kind, weights=[0.5], dupe_factor=1)
+    index, _ = prepare(settings, silent)
+    parts = [index.statistics[split] for split in SPLITS]
+    total = {name: sum(part[name] for part in parts) for name in parts[0] if type(parts[0][name]) is int}
+    groups = ("text_{}", "{}_too_short", "{}_not_passed")
+    for unit in ("documents", "tokens"):
+        assert sum(total[group.format(unit)] for group in groups) == index.statistics["reading"][unit]
+    assert total["text_tokens_used"] == total["text_tokens"] > 0
+    assert total["documents_not_passed"] > 0
+
+
+def test_exact_mode_says_what_the_script_loses(text: Path, tmp_path: Path) -> None:
+    index, _ = prepare(
+        settings_for(text, tmp_path / "shards", mode="exact", held_out=0.0, duplicates="keep"), silent
+    )
+    assert index.train.shards[1:], "counted once, not once a shard"
+    found = index.statistics["train"]
+    assert 0.1 * found["text_tokens"] < found["text_tokens_used"] < found["text_tokens"]
+    assert found["text_documents"] == 97, "a file that ends is no end of a document"
 
 
 def test_a_stage_says_what_is_missing_before_it(text: Path, tmp_path: Path) -> None:
@@ -121,14 +146,16 @@ def test_work_of_other_settings_is_an_error_among_many(text: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("version", [None, 2], ids=["nameless", "which_cut_pairs_otherwise"])
 def test_unfinished_work_of_another_version_is_refused_and_stays(
-    text: Path, tmp_path: Path, together: bool
+    text: Path, tmp_path: Path, together: bool, version: int | None
 ) -> None:
     settings = settings_for(text, tmp_path / "shards")
     prepare_share(settings, silent, "discover")
     identity = tmp_path / "shards" / ".work" / "identity.json"
-    older = json.loads(identity.read_bytes())
-    del older["format"]
+    older = json.loads(identity.read_bytes()) | {"format": version}
+    if version is None:
+        del older["format"]
     identity.write_text(json.dumps(older))
     with pytest.raises(UserError, match=r"another version of Maskmill \(finish it .* or remove the folder"):
         prepare_share(settings, silent, "discover") if together else prepare(settings, silent)

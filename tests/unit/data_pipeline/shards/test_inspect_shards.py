@@ -430,3 +430,24 @@ def test_on_the_command_line(tiny: list[str], maskmill: Maskmill, tmp_path: Path
     ):
         assert line in maskmill("inspect", shards, *arguments, code=2).stderr
     assert "holds no shards" in maskmill("inspect", str(tmp_path), "--recipe", "demo", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "line"),
+    [
+        (
+            {"text_documents": 50, "text_tokens": 2000, "text_tokens_used": 1999, "documents_too_short": 3,
+             "tokens_too_short": 3},
+            0.9995,
+            "text      examples use 99.95% of 2,000 tokens in 50 documents; left aside: 3 too short for an example",
+        ),
+        ({}, None, "text      the share of the text that examples use is not recorded"),
+    ],
+    ids=["counted", "older"],
+)  # fmt: skip
+def test_the_share_of_the_text_that_is_used_is_stated(
+    tmp_path: Path, counts: dict[str, int], share: float | None, line: str
+) -> None:
+    facts = lint(folder_of(tmp_path / "shards", HEALTHY, statistics={"train": counts}), silent)
+    assert facts["splits"]["train"]["text_share"] == share
+    assert line in report(facts)

@@ -432,6 +432,15 @@ def test_data_says_what_padding_would_cost(tmp_path: Path) -> None:
     assert "if padded to the longest of each block20.0 %" in page.text
 
 
+def test_data_says_how_much_of_the_text_is_used(tmp_path: Path) -> None:
+    counts = {"text_documents": 9, "text_tokens": 8000, "text_tokens_used": 5600, "documents_too_short": 1}
+    page = page_of(make_run(tmp_path / "run", summary={**SUMMARY, "data": {"train": {**DATA, **counts}}}))
+    assert "share of the text used70.0 %" in page.text
+    assert "documents too short1" in page.text
+    older = page_of(make_run(tmp_path / "older", summary={**SUMMARY, "data": {"train": DATA}}))
+    assert "share of the text" not in older.text
+
+
 def test_padding_and_an_unused_budget_are_two_things(tmp_path: Path) -> None:
     lines = [train_line(step, padding_share=0.0, fill=0.764) for step in range(1, 9)]
     page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "data": {"train": DATA}}))
