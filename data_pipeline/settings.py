@@ -41,8 +41,11 @@ class VocabularySettings:
     size: int = 30522
     """Entries, the five special tokens included."""
     lowercase: bool | None = None
-    """Lower-case the text and strip accents, as BERT's uncased models do; not given: wordpiece and unigram do, bpe does
-    not, as RoBERTa."""
+    """Lower-case the text, as BERT's uncased models do; not given: wordpiece and unigram do, bpe does not, as
+    RoBERTa."""
+    strip_accents: bool | None = None
+    """Strip accents and other marks: é becomes e, अपने becomes अपन; not given: as lowercase says in English, never where
+    data.languages names another language."""
     min_frequency: int = 2
     """A pair of pieces (unigram: a character) seen less often than this makes no entry."""
     sample_mb: int = 200

@@ -21,6 +21,8 @@ from tokenizers import Tokenizer
 
 from data_pipeline.errors import UserError
 
+LOWERCASE = {"type": "Lowercase"}
+"""The part of a normaliser that lower-cases alone."""
 REMEDY = "choose another vocabulary in data.vocab"
 
 
@@ -170,16 +172,16 @@ class Vocabulary(ABC):
         }
 
 
-def bare(decomposed: str, composed: str) -> list[dict[str, Any]]:
-    """Return the parts of a normaliser that lower-cases and strips accents, between two Unicode normalisation forms.
-    The second recomposes Hangul."""
+def bare(decomposed: str, composed: str, *, lowercase: bool = True) -> list[dict[str, Any]]:
+    """Return the parts of a normaliser that strips accents and perhaps lower-cases, between two Unicode normalisation
+    forms. The second recomposes Hangul."""
     # If a mark at the start of a text were removed, the library would not recognise the start.
     at_first = {"type": "Replace", "pattern": {"Regex": r"^\p{M}+"}, "content": " "}
     return [
         {"type": decomposed},
         at_first,
         {"type": "StripAccents"},
-        {"type": "Lowercase"},
+        *([LOWERCASE] if lowercase else []),
         {"type": composed},
     ]
 

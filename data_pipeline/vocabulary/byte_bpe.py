@@ -19,6 +19,7 @@ from tokenizers import pre_tokenizers
 
 from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.base import (
+    LOWERCASE,
     REMEDY,
     Cuts,
     Specials,
@@ -47,9 +48,17 @@ PLACEHOLDERS = {"|||IP_ADDRESS|||", "|||EMAIL_ADDRESS|||", "|||PHONE_NUMBER|||"}
 WORD = "Ġ"
 KIND = "RoBERTa's or ModernBERT's byte-level BPE"
 
-Form = Literal["", "lowercase", "nfc"]
-"""Normalisation before white space: none, lower case without accents, or Unicode's composed form."""
+Form = Literal["", "lowercase", "lowercase_accents", "strip_accents", "nfc"]
+"""Normalisation before white space: none, lower case without accents, lower case with them, the case as it is without
+them, or Unicode's composed form."""
 
+_FORMS: dict[Form, list[dict[str, Any]]] = {
+    "": [],
+    "lowercase": bare("NFD", "NFC"),
+    "lowercase_accents": [LOWERCASE],
+    "strip_accents": bare("NFD", "NFC", lowercase=False),
+    "nfc": [{"type": "NFC"}],
+}
 _ONE_SPACE = [
     {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
     {"type": "Strip", "strip_left": False, "strip_right": True},
@@ -81,7 +90,7 @@ class ByteBPE(Vocabulary):
     @property
     def strips_accents(self) -> bool:
         """As the normalisation says."""
-        return {"type": "StripAccents"} in _normalizer(self.form)["normalizers"]
+        return {"type": "StripAccents"} in _FORMS[self.form]
 
     def whole_word(self, pre_token: str) -> str:
         """Return the pre-token if it begins a word, else "": the merges of a piece without Ġ would apply inside of
@@ -139,17 +148,20 @@ class ByteBPE(Vocabulary):
 
 
 def _normalizer(form: Form) -> dict[str, Any]:
-    forms = {"": [], "lowercase": bare("NFD", "NFC"), "nfc": [{"type": "NFC"}]}
-    return {"type": "Sequence", "normalizers": [*forms[form], *_ONE_SPACE]}
+    return {"type": "Sequence", "normalizers": [*_FORMS[form], *_ONE_SPACE]}
 
 
 def _form(parts: list[dict[str, Any]]) -> Form | None:
     """Return the form that a normaliser of these parts gives, whether or not it joins white space; None for others."""
     without_spaces = [part for part in parts if part not in _ONE_SPACE]
-    forms: tuple[Form, ...] = ("", "lowercase", "nfc")
-    return next(
-        (form for form in forms if _normalizer(form)["normalizers"] == [*without_spaces, *_ONE_SPACE]), None
-    )
+    return next((form for form, known in _FORMS.items() if known == without_spaces), None)
+
+
+def form_of(lowercase: bool, strip_accents: bool) -> Form:
+    """Return the form that lower-cases, or strips accents, or both, or neither."""
+    if strip_accents:
+        return "lowercase" if lowercase else "strip_accents"
+    return "lowercase_accents" if lowercase else ""
 
 
 def make_vocabulary(tokens: list[str], merges: list[tuple[str, str]], form: Form, where: str) -> ByteBPE:

@@ -20,6 +20,8 @@ VOCABULARY_LOG = "vocabulary.log.json"
 ONLY_EXTENDING = ("new_words", "min_gain")
 EXTENDING = (*ONLY_EXTENDING, "min_frequency", "sample_mb")
 """Vocabulary settings of an extension, and those of them that nothing else uses."""
+_BEFORE = {"vocabulary.specials": "", "vocabulary.strip_accents": None}
+"""Settings that older logs lack, with what they were then."""
 _TEXT_SETTINGS = ("text_field", "id_field", "documents", "languages", "weights", "smoothing", "seed")
 
 
@@ -43,7 +45,7 @@ def trained_before(
     differing = [
         f"{key}={value} (there: {had.get(key)})"
         for key, value in wanted.items()
-        if key != "sources" and had.get(key, "") != value  # a log older than vocabulary.specials lacks it
+        if key != "sources" and had.get(key, _BEFORE.get(key)) != value
     ]
     if had.get("sources") != wanted["sources"]:
         differing.append("its sources had other names, sizes or times")

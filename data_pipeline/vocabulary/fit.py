@@ -79,7 +79,7 @@ def marks_note(marks: Stripped) -> str:
     shown = f", as in {marks.example}, read as {without_marks(marks.example)}" if marks.example else ""
     return (
         f"{WARNING}the vocabulary strips accents and other marks from {marks.changed / marks.words:.1%} of the words"
-        f"{shown}: vocabulary.strip_accents=false keeps them in a vocabulary that `maskmill vocab` trains"
+        f"{shown}: `maskmill vocab` with vocabulary.strip_accents=false trains one that keeps them"
     )
 
 

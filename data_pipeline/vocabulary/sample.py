@@ -26,6 +26,7 @@ from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_weights import repeats, source_weights
+from data_pipeline.sources.stated_weights import stated_languages
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.check import save_trained, trained_before
 from data_pipeline.vocabulary.fit import CHECKED_CHARACTERS, trained_fit
@@ -46,6 +47,7 @@ def learn_vocabulary(
 
     Raises UserError, before reading, if the folder holds another vocabulary."""
     required(settings.vocab, "data.vocab", "a folder for the vocabulary")
+    vocabulary = with_accents_of(settings, vocabulary)
     if there := trained_before(settings, vocabulary):
         return there, False
     head: list[str] = []
@@ -56,6 +58,16 @@ def learn_vocabulary(
     for warning in trained_fit(result, "\n".join(head), vocabulary.size):
         warn(warning)
     return result, True
+
+
+def with_accents_of(settings: DataSettings, vocabulary: VocabularySettings) -> VocabularySettings:
+    """Return the vocabulary's settings with strip_accents=False where they do not say and a language other than English
+    is stated: in most others marks tell words apart."""
+    if vocabulary.strip_accents is None and any(
+        language.partition("-")[0] not in ("en", "eng") for language in stated_languages(settings)
+    ):
+        return replace(vocabulary, strip_accents=False)
+    return vocabulary
 
 
 def _noting(documents: Iterable[Document], head: list[str]) -> Iterator[Document]:

@@ -129,8 +129,16 @@ def lower_cases(settings: VocabularySettings) -> bool:
     return settings.kind != "bpe" if settings.lowercase is None else settings.lowercase
 
 
+def strips_accents(settings: VocabularySettings) -> bool:
+    """Return `settings.strip_accents`; without it, what `lower_cases` says, as BERT's and ALBERT's models do."""
+    return lower_cases(settings) if settings.strip_accents is None else settings.strip_accents
+
+
 def _wordpiece(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
-    normalizer = normalizers.BertNormalizer(lowercase=lower_cases(settings))
+    lowercase, strips = lower_cases(settings), strips_accents(settings)
+    # None, as BERT's tokenizer.json has it, where both are the same
+    normalization = wordpiece.Normalization(lowercase, None if strips == lowercase else strips)
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strips)
     words = pre_tokenizers.BertPreTokenizer()
     # BERT's normaliser changes each character independently, so normalising each distinct one is enough.
     raw: Counter[str] = Counter()
@@ -160,9 +168,7 @@ def _wordpiece(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
     with _library("the tokenizers library"):
         tokenizer.train_from_iterator(_pieces(texts), trainer)
     ids = tokenizer.get_vocab()
-    return wordpiece.make_vocabulary(
-        sorted(ids, key=ids.__getitem__), wordpiece.Normalization(lower_cases(settings)), "data.sources"
-    )
+    return wordpiece.make_vocabulary(sorted(ids, key=ids.__getitem__), normalization, "data.sources")
 
 
 def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
@@ -170,7 +176,7 @@ def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
         raise _nothing()
     first = [*byte_bpe.FIRST_TOKENS, *byte_bpe.ALPHABET]
     mask = byte_bpe.SPECIAL_TOKENS.mask
-    form: byte_bpe.Form = "lowercase" if lower_cases(settings) else ""
+    form = byte_bpe.form_of(lower_cases(settings), strips_accents(settings))
     empty = byte_bpe.make_vocabulary([*first, mask], [], form, "data.sources")
     tokenizer = Tokenizer.from_str(empty.json)
     trainer = trainers.BpeTrainer(
@@ -190,7 +196,8 @@ def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
 def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
     layout = unigram.LAYOUTS[settings.specials]
     specials, first, last = layout
-    reserved, normalizer = [*first, *last], unigram.trained_normalizer(lower_cases(settings))
+    normalizer = unigram.trained_normalizer(lower_cases(settings), strips_accents(settings))
+    reserved = [*first, *last]
     empty = unigram.Unigram(reserved, specials, [0.0] * len(reserved), normalizer, layout.controls)
     words: Counter[str] = Counter()
     for piece in _pieces(texts):

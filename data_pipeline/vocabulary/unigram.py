@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, normalizers
 from data_pipeline.errors import UserError
 from data_pipeline.vocabulary import byte_bpe
 from data_pipeline.vocabulary.base import (
+    LOWERCASE,
     REMEDY,
     Cuts,
     Specials,
@@ -82,9 +83,12 @@ _ONE_SPACE = [
 _BY_CHARACTER = ("NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Lowercase", "Nmt")
 
 
-def trained_normalizer(lowercase: bool) -> list[dict[str, Any]]:
-    """Return the normaliser of vocabularies trained here: NFKC; `lowercase` also strips accents, as in ALBERT."""
-    return bare("NFKD", "NFKC") if lowercase else [{"type": "NFKC"}]
+def trained_normalizer(lowercase: bool, strip_accents: bool) -> list[dict[str, Any]]:
+    """Return the normaliser of vocabularies trained here: NFKC, in lower case and without accents if asked for, as in
+    ALBERT."""
+    if strip_accents:
+        return bare("NFKD", "NFKC", lowercase=lowercase)
+    return [{"type": "NFKC"}, *([LOWERCASE] if lowercase else [])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +263,7 @@ def _normalizer(found: object, where: str) -> list[dict[str, Any]]:
             continue
         text = pattern.get("String")
         plain = kind == "Replace" and isinstance(text, str) and not any(c.isspace() for c in text)
-        known = kind in _BY_CHARACTER or part in trained_normalizer(True)
+        known = kind in _BY_CHARACTER or part in trained_normalizer(True, True)
         if not (known or plain or (kind == "Precompiled" and _keeps_spaces(part))):
             raise UserError(f"normalizer: {str(part)[:80]}", where=where, expected=KIND, remedy=REMEDY)
         kept.append(part)

@@ -15,6 +15,7 @@ from data_pipeline.vocabulary.base import (
     Cuts,
     Specials,
     Vocabulary,
+    json_text,
     numbered,
     part_of,
     refuse_others,
@@ -76,8 +77,17 @@ class WordPiece(Vocabulary):
         return replace(self, tokens=[*self.tokens, *words])
 
     def files(self) -> dict[str, str]:
-        """Return the text of tokenizer.json and of BERT's vocab.txt."""
-        return {"vocab.txt": "\n".join(self.tokens) + "\n", **super().files()}
+        """Return the text of tokenizer.json and of BERT's vocab.txt. Where accents are not as the case says, also that
+        of a tokenizer_config.json, since vocab.txt does not tell."""
+        files = {"vocab.txt": "\n".join(self.tokens) + "\n", **super().files()}
+        if self.normalization.strip_accents is not None:
+            flags = {
+                "do_lower_case": self.normalization.lowercase,
+                "strip_accents": self.normalization.strip_accents,
+                "tokenize_chinese_chars": self.normalization.handle_chinese_chars,
+            }
+            files["tokenizer_config.json"] = json_text(flags) + "\n"
+        return files
 
     def definition(self) -> dict[str, Any]:
         """Return the content of the canonical tokenizer.json."""

@@ -8,7 +8,7 @@ import difflib
 import os
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -180,12 +180,19 @@ def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> di
             value = [value] if value else []
         elif full != "phases" and isinstance(value, list) and any(isinstance(v, list | dict) for v in value):
             raise UserError(f"{full} is a list of values", where=where, expected=f"{full}=[a, b]")
+        elif _optional(hints[key]) and value in (None, "null"):
+            value = None  # unset, whatever a recipe that this one extends says
         elif value is None:
             raise UserError(f"{full} has no value", where=where, expected=f"{full}=value")
         elif hints[key] is str and isinstance(value, bool):
             value = "on" if value else "off"  # YAML reads these words as true and false
         result[key] = whole(value) if hints[key] is int else value
     return result
+
+
+def _optional(hint: Any) -> bool:
+    """Return whether a setting of this type may be unset."""
+    return type(None) in get_args(hint)
 
 
 def _checked_phases(phases: Any, where: str) -> list[dict[str, Any]]:

@@ -9,9 +9,12 @@ import pytest
 import transformers
 
 from data_pipeline.errors import UserError
+from data_pipeline.records import Document
+from data_pipeline.settings import VocabularySettings
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
-from data_pipeline.vocabulary.files import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
+from data_pipeline.vocabulary.train import train_vocabulary
 from pretrain.export.tokenizer import write_tokenizer
 from tests.factories.vocabularies import SAMPLE, charsmap, trained
 
@@ -147,3 +150,35 @@ def test_files_of_a_folder_that_normalise_differently_are_refused(lowercase: boo
     general = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": not lowercase}
     path.write_text(json.dumps(stated | general))
     assert load_vocabulary(tmp_path).size == wordpiece.size, "a class without such flags"
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("strip", [False, True, None])
+def test_transformers_strips_accents_where_we_do(
+    kind: str, lowercase: bool, strip: bool | None, tmp_path: Path
+) -> None:
+    """In the folder that `vocab` writes and in the one that `export` writes."""
+    lines = ["L'Été à l'école, où êtes-vous?", "अपने घर में हिन्दी किताब", "Ёлка и чайка, İstanbul"]
+    settings = VocabularySettings(
+        kind=kind, size=400, min_frequency=1, lowercase=lowercase, strip_accents=strip
+    )
+    ours = train_vocabulary([Document("0", "\n".join(lines * 9))], settings)
+    save_vocabulary(ours, tmp_path / "vocab")
+    (tmp_path / "export").mkdir()
+    write_tokenizer(ours.json, tmp_path / "export", 48)
+    expected = [WordCache(ours).encode([line])[0].tolist() for line in lines]
+    made = ["vocab", "export"]
+    loaders = [transformers.PreTrainedTokenizerFast, transformers.AutoTokenizer]
+    theirs = [loaders[0](tokenizer_file=str(tmp_path / name / "tokenizer.json")) for name in made]
+    theirs += [loader.from_pretrained(tmp_path / "export") for loader in loaders]
+    if kind == "wordpiece":
+        config = json.loads((tmp_path / "export/tokenizer_config.json").read_text())
+        assert config["do_lower_case"] == lowercase
+        strips = config["do_lower_case"] if config["strip_accents"] is None else config["strip_accents"]
+        assert strips == ours.strips_accents
+        theirs.append(transformers.BertTokenizer.from_pretrained(tmp_path / "export"))
+        if strip is not None and strip != lowercase:  # else the files do not name the flags
+            theirs.append(transformers.BertTokenizer.from_pretrained(tmp_path / "vocab"))
+    for tokenizer in theirs:
+        assert tokenizer(lines, add_special_tokens=False)["input_ids"] == expected

@@ -177,7 +177,7 @@ REFUSED = [
     ("bpe", "model.merges", [1], "merge 0 is 1"),
     ("bpe", "model.vocab", {"<s>": 0, "a": 0}, "does not number its pieces"),
     ("bpe", "model.vocab", {"<s>": 0, "</s>": 1, "<pad>": 2, "<unk>": 3}, "lacks"),
-    ("bpe", "normalizer", {"type": "Lowercase"}, "normalizer: 'Lowercase'"),
+    ("bpe", "normalizer", {"type": "NFKD"}, "normalizer: 'NFKD'"),
     ("bpe", "normalizer", {"type": "NFKC"}, "normalizer: 'NFKC'"),
     ("bpe", "pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer: 'Whitespace'"),
     ("bpe", "pre_tokenizer", BYTES, "pre_tokenizer.use_regex: False"),
