@@ -19,7 +19,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import exists, is_uri, join, write_whole
+from data_pipeline.io.files import check_writable, exists, is_uri, join, write_whole
 from data_pipeline.io.object_store import writable
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import ShowProgress
@@ -62,6 +62,7 @@ def prepare(settings: DataSettings, show: ShowProgress, warn: Warn = lambda _: N
     vocabulary = _checked(settings)
     if index := _existing(settings, vocabulary):
         return index, False
+    check_writable(settings.out)
     if settings.mode == "exact":
         workspace = open_workspace(settings, vocabulary, together=False)
         counts = Counts()

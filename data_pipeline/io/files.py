@@ -133,6 +133,21 @@ def writing(where: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
+def check_writable(folder: str) -> None:
+    """Raise UserError where a local folder, or the nearest one above it that is there, may not be written: before hours
+    of work, not after. Another process may still fill the disk."""
+    if is_uri(folder):
+        return
+    here = Path(os.path.abspath(os.path.expanduser(folder)))
+    there = next(path for path in (here, *here.parents) if path.exists())
+    if not there.is_dir():
+        raise UserError("is no folder", where=there, expected="a folder to write into")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError("may not be written by this user", where=there, remedy="choose another folder")
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        raise UserError("is on a file system that is read-only", where=there, remedy="choose another folder")
+
+
 def open_to_write(path: str | os.PathLike[str], mode: str) -> Any:
     """Open a local file like `open`, but never through a symbolic link: whoever may write into a folder could make us
     overwrite any file of our user by one. Raises UserError for a link, OSError."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import check_writable
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
@@ -438,3 +439,30 @@ def test_pairs_of_one_document_in_exact_mode_are_warned_of(
     settings["data.out"] = tmp_path / "others"
     line = maskmill("prepare", "demo", *(f"{k}={v}" for k, v in settings.items()), code=2).stderr
     assert "is no text but a zip archive" in line
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["there", "to be made"])
+def test_a_folder_that_may_not_be_written_is_refused_before_any_text_is_read(
+    made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "locked" / "shards"
+    (out if made else tmp_path / "locked").mkdir(parents=True)
+    locked = out if made else out.parent
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked and may(path, mode))
+    with pytest.raises(UserError, match=f"{locked}: may not be written by this user"):
+        check_writable(str(out))
+    monkeypatch.setattr("data_pipeline.prepare._checked", lambda settings: None)
+    monkeypatch.setattr("data_pipeline.prepare._existing", lambda *_: None)
+    monkeypatch.setattr("data_pipeline.prepare.open_workspace", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(UserError, match="may not be written"):
+        prepare(DataSettings(out=str(out)), lambda *_: pytest.fail("shown"))
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is no folder"):
+        check_writable(str(tmp_path / "file" / "shards"))
+    check_writable(str(tmp_path / "new" / "deeper"))
+    check_writable("s3://bucket/shards")
+    assert not (tmp_path / "new").exists()
