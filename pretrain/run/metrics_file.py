@@ -156,6 +156,6 @@ def cut_metrics(folder: Path, step: int) -> int:
         write_whole(folder / METRICS, [f"{json.dumps(line)}\n".encode() for line in kept])
     if damaged:
         what = "a damaged line was" if len(damaged) == 1 else f"{len(damaged)} damaged lines were"
-        print(f"maskmill: WARNING: {folder / METRICS}: {what} moved to {LOST}", file=sys.stderr)
+        print(printable(f"maskmill: WARNING: {folder / METRICS}: {what} moved to {LOST}"), file=sys.stderr)
     lines_were_cut(folder, len(kept))
     return len(lost)
