@@ -67,14 +67,14 @@ def test_a_long_line_is_checked_before_any_of_it_is_read(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_lines, "LONG_LINE", 1000)
-    filler = '"' + "word " * 30_000
+    filler = '"' + "word " * 300_000
     text = filler + text[1:] if text[0] == '"' else text
     (tmp_path / "a.jsonl").write_text(
         f'{{"text": {filler}"}}\n{{"text": {text}, "n": {filler}"}}\n{{"text": "end"}}\n'
     )
     counts = Counts()
     assert [len(found) for found in documents(tmp_path / "a.jsonl", counts, bad_records="skip")] == [
-        150_000,
+        1_500_000,
         3,
     ]
     assert (counts.bad_records, counts.documents) == (1, 2)
