@@ -11,6 +11,7 @@
 # make test-fake-gpu  the host code of CUDA on a pretended H100: Linux, gcc; several GB of packages in .venv-cuda
 # make test-torch   what is compiled, on the torch versions that pyproject.toml allows; several GB of packages each in .venv-torch-VERSION
 # make test-one-torch TORCH=2.12.0   the same on one of them
+# make test-transformers   every family's export as older versions of transformers and the newest read it; 200 MB each in .venv-transformers-VERSION
 # make gpu-day  what a machine with a GPU and no network needs for tests/gpu_day/day.py, in build/gpu_day; SOURCE=TEXT
 # make test-data DATA=FOLDER   evaluation on the published files of tasks that FOLDER holds; fails where one is missing
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
@@ -32,7 +33,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # for torch 2.11 a NumPy before 2.4, which the interpreter of its triton 3.6 does not take
 CONSTRAINTS := from importlib.metadata import version; torch = version("torch"); print("torch==" + torch); torch.startswith("2.11.") and print("numpy<2.4")
 
-.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu test-torch test-one-torch gpu-day test-data lock audit reshard storm fuzz study-mini docs lint format clean
+.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu test-torch test-one-torch test-transformers gpu-day test-data lock audit reshard storm fuzz study-mini docs lint format clean
 
 env: $(STAMP)
 
@@ -157,6 +158,24 @@ test-torch:
 test-one-torch: $(VENV_TORCH)/.ready
 	@$(VENV_TORCH)/bin/python -m pytest tests/unit/pretrain/training/test_compile_model.py tests/unit/pretrain/model tests/unit/pretrain/optim/test_lamb_kernels.py tests/smoke/test_compiled_run.py
 
+# Exports are written by .venv, and read by each version in an environment of its own, which borrows torch from .venv
+TRANSFORMERS ?= 4.48.3 4.51.3 4.57.6 newest
+READERS := build/readers
+
+.venv-transformers-%/.ready: | env
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@echo "setting up $(@D)"
+	@$(@D)/bin/python -m pip --quiet --disable-pip-version-check install $(if $(filter newest,$*),--upgrade transformers,"transformers==$*")
+	@$(BIN)/python -c 'import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec("torch").origin).parents[1])' > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
+	@touch $@
+
+# prints the table of docs/models.md; fails where the newest version reads a family in another way
+test-transformers: env $(TRANSFORMERS:%=.venv-transformers-%/.ready)
+	@rm -rf $(READERS) && mkdir -p $(READERS)
+	@$(BIN)/python -m tests.readers.exports write $(READERS)/exports
+	@for one in $(TRANSFORMERS); do .venv-transformers-$$one/bin/python tests/readers/load.py $(READERS)/exports >$(READERS)/$$one.jsonl || exit; done
+	@$(BIN)/python -m tests.readers.exports table $(TRANSFORMERS:%=$(READERS)/%.jsonl)
+
 gpu-day: env
 	@$(BIN)/python -m tests.gpu_day.carry --source "$(SOURCE)"
 
@@ -197,4 +216,4 @@ format: env
 	@$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV_CUDA) build *.egg-info runs
+	rm -rf $(VENV) $(VENV_CUDA) .venv-transformers-* build *.egg-info runs

@@ -170,6 +170,7 @@ ALBERT_FOR_PRETRAINING = Albert(
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
     },
+    written_copies=("predictions.decoder.bias",),  # transformers 4.48 starts it at 0 where it is not stored
     segment_table="albert.embeddings.token_type_embeddings.weight",
     buffers=("albert.embeddings.position_ids", "albert.embeddings.token_type_ids"),
     legacy=BERT_FOR_PRETRAINING.legacy,

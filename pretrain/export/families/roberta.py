@@ -87,6 +87,9 @@ ROBERTA_FOR_MASKED_LM = Roberta(
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
+    written_copies=(
+        "lm_head.decoder.bias",
+    ),  # transformers 4.46 to 4.48 start it at 0 where it is not stored
     buffers=("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids"),
     segment_table="roberta.embeddings.token_type_embeddings.weight",
     model_inputs=("input_ids", "attention_mask"),

@@ -39,8 +39,10 @@ class WeightNames:
     """Files beside the model, for heads that the class lacks -> the prefix of our names of such a head, under which the
     file holds it."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Copies -> the tensors they are copies of. Copies are read and compared, never written: if both are present and
+    """Copies -> the tensors they are copies of. Copies are read and compared, and not written: if both are present and
     different, transformers leaves them untied without a warning."""
+    written_copies: tuple[str, ...] = ()
+    """Copies that are written all the same, since some version of transformers reads the copy alone."""
     positions: str = POSITIONS
     """Our name of the table of positions."""
     buffers: tuple[str, ...] = ()
@@ -56,8 +58,9 @@ class WeightNames:
         return self._to(name)[0]
 
     def to_hugging_face(self, state: "Mapping[str, Tensor]", config: Config) -> "dict[str, Tensor]":
-        """Convert our parameters, without vocabulary padding, to those that the folder holds, without tied copies and
-        omitted heads. `config`: the folder's. Raises UserError for a parameter without a place."""
+        """Convert our parameters, without vocabulary padding, to those that the folder holds, without omitted heads
+        and tied copies but `written_copies`. `config`: the folder's. Raises UserError for a parameter without a
+        place."""
         tensors: dict[str, Tensor] = {}
         parts: dict[str, dict[int, Tensor]] = {}
         for ours, tensor in state.items():
@@ -86,7 +89,8 @@ class WeightNames:
         if self.segment_table and self.positions in state and self.segment_table not in tensors:
             table = state[self.positions]
             tensors[self.segment_table] = table.new_zeros(1, table.shape[1])
-        return tensors
+        copies = {copy: self.tied[copy] for copy in self.written_copies if self.tied[copy] in tensors}
+        return tensors | {copy: tensors[source].clone() for copy, source in copies.items()}
 
     def from_hugging_face(
         self, stored: "Mapping[str, Tensor]", config: Config, where: Path
