@@ -165,3 +165,16 @@ def test_what_cannot_make_an_example_is_counted_apart():
 def test_shards_without_the_count_say_so(recorded):
     assert text_share(recorded) is None
     assert "not recorded" in text_note(recorded)
+
+
+def test_where_an_end_is_cut_off_does_not_tell_the_order():
+    """Chunks end with a sentence where two fit: cut at the room, nine in ten first ends would say which part it is."""
+    text = random_corpus(300, mean_sentences=30, mean_length=20)
+    segments = all_segments(builder_of("sentence_order", text, sequence_length=64), text, 0, len(text), 1, 1)
+    told = []
+    sequences = rows(segments.tokens.astype(np.int64), segments.offsets)
+    for sequence, first, label in zip(sequences, segments.first_lengths, segments.labels, strict=True):
+        if label >= 0:
+            ends = np.isin([sequence[first - 2] - FIRST + 1, sequence[-2] - FIRST + 1], text.sentence_starts)
+            told.append((ends[0] < ends[1]) == (label == 1) if ends[0] != ends[1] else 0.5)
+    assert np.mean(told) < 0.7
