@@ -13,7 +13,8 @@ Memory beyond the text, measured: for 200 MB of English 0.2 GB as wordpiece or b
 spaces have words as long as sentences, and few of them twice: 6.7 MB of Chinese and Japanese took 0.05 GB as
 wordpiece, 0.2 as unigram, 0.3 as bpe.
 
-The time of all three trainers grows faster than a word's length: one word of 400 kB kept them busy for minutes. So words of more than LONGEST_WORD characters are cut.
+The time of all three trainers grows faster than a word's length: one word of 400 kB kept them busy for minutes. So
+words of more than LONGEST_WORD characters are cut.
 """
 
 import io
