@@ -35,7 +35,7 @@ from data_pipeline.stages.executors import ALL, Share, Workers, backend_of, miss
 from data_pipeline.stages.google_bert import exact_examples
 from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage
 from data_pipeline.stages.tasks import SAMPLED_PARTS, deliver, ready, sampled_fit
-from data_pipeline.stages.workspace import WORK, Workspace, close_workspace, open_workspace
+from data_pipeline.stages.workspace import WORK, Workspace, close_workspace, kept, open_workspace
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from data_pipeline.vocabulary.fit import refuse_unknown, unknown_share
 
@@ -66,19 +66,21 @@ def prepare(settings: DataSettings, show: ShowProgress, warn: Warn = lambda _: N
     if settings.mode == "exact":
         workspace = open_workspace(settings, vocabulary, together=False)
         counts = Counts()
-        written = _exact(workspace, show, counts)
-        documents = {TRAIN: counts.documents}
-        return _finish(workspace, written, counts.as_dict(), started, documents), True
+        with kept(workspace):
+            written = _exact(workspace, show, counts)
+            documents = {TRAIN: counts.documents}
+            return _finish(workspace, written, counts.as_dict(), started, documents), True
     with Workers(backend_of(settings)) as workers:
         workers.warm_up(ready)
         workspace = open_workspace(settings, vocabulary, together=False)
-        _try_vocabulary(workspace, warn)
-        for stage in STAGES:
-            _do(stage, workspace, workers, show)
-            if stage is READ:
-                check_bad_records(_reading(workspace), _first_bad(workspace), settings)
-                refuse_unknown(_reading(workspace), settings.vocab)
-    return _finish_stages(workspace, started), True
+        with kept(workspace):
+            _try_vocabulary(workspace, warn)
+            for stage in STAGES:
+                _do(stage, workspace, workers, show)
+                if stage is READ:
+                    check_bad_records(_reading(workspace), _first_bad(workspace), settings)
+                    refuse_unknown(_reading(workspace), settings.vocab)
+            return _finish_stages(workspace, started), True
 
 
 def prepare_share(
@@ -101,7 +103,17 @@ def prepare_share(
     looks = name == DISCOVER  # check the sources once, not in each of many tasks
     if _existing(settings, vocabulary, with_sources=looks):
         return f"already prepared: {settings.out}"
+    if looks:
+        check_writable(settings.out)
     workspace = open_workspace(settings, vocabulary, together=True, afresh=looks)
+    with kept(workspace):
+        return _share(workspace, show, name, share, warn, started)
+
+
+def _share(
+    workspace: Workspace, show: ShowProgress, name: str, share: Share, warn: Warn, started: float
+) -> str:
+    settings = workspace.settings
     if name == DISCOVER:
         _try_vocabulary(workspace, warn)
         words = f"{len(workspace.parts)} parts to read, in the stages {', '.join(stages_of(settings))}"

@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import (
+    exists,
     is_uri,
     join,
     read_bytes,
@@ -34,6 +36,7 @@ from data_pipeline.masking.corruption import Corruption, corruption_of
 from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.sequences.registry import builder_of
 from data_pipeline.settings import DataSettings, settings_affecting_bytes, token_values
+from data_pipeline.shards.index import INDEX
 from data_pipeline.sources.discover import parts_of, source_files
 from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.source_file import SourceFile
@@ -127,6 +130,23 @@ def close_workspace(workspace: Workspace) -> None:
     if workspace.settings.tokens:
         for folder in (workspace.text, workspace.text / "read", workspace.gathered_folder):
             remove_partial_files(folder)
+
+
+@contextmanager
+def kept(workspace: Workspace) -> Iterator[None]:
+    """Raise UserError where the preparation fails since its folder was removed meanwhile: what then misses a file would
+    blame that file."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        if (workspace.work / NOTE).is_file() or exists(join(workspace.settings.out, INDEX)):
+            raise
+        raise UserError(
+            "was removed while the preparation wrote to it",
+            where=workspace.work,
+            expected="a folder that stays until index.json is written",
+            remedy="run `maskmill prepare` again",
+        ) from error
 
 
 def open_workspace(

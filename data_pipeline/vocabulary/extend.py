@@ -7,7 +7,7 @@ shards need nothing but their tokenizer.json.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,22 @@ NEW_WORDS = "new_words.json"
 
 
 def extend_vocabulary(
-    settings: DataSettings, vocabulary: VocabularySettings, old: Vocabulary, stage: ShowProgress
+    settings: DataSettings,
+    vocabulary: VocabularySettings,
+    old: Vocabulary,
+    stage: ShowProgress,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], bool]:
     """Extend `old` by words of a sample of the sources and write it into the folder data.vocab; return the content of
     NEW_WORDS there, and False if all was done before. Depends on the text, `old` and the settings only.
+    `warn` is called with what of the text is left out.
 
     Raises UserError, before reading, if the folder holds another vocabulary; and if no word is worth an entry."""
     folder = Path(required(settings.vocab, "data.vocab", "a folder for the vocabulary"))
     if trained_before(settings, vocabulary, old.sha256) and (folder / NEW_WORDS).is_file():
         return json.loads((folder / NEW_WORDS).read_bytes()), False
     with stage("counting words of documents", 0) as advance:
-        text = WordCounts.of(sample(settings, vocabulary.sample_mb * 1_000_000, advance))
+        text = WordCounts.of(sample(settings, vocabulary.sample_mb * 1_000_000, advance, warn))
     with stage("choosing new words", 0):
         words = choose(text, old, vocabulary)
         if not words:

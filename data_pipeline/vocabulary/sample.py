@@ -23,7 +23,8 @@ from data_pipeline.records import Document, ShowProgress
 from data_pipeline.settings import DataSettings, VocabularySettings, required
 from data_pipeline.sources.cleaning import utf8_size
 from data_pipeline.sources.discover import discover, read
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.passed_over import lines
+from data_pipeline.sources.read_counts import Counts, check_bad_records
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_weights import repeats, source_weights
 from data_pipeline.sources.stated_weights import stated_languages
@@ -52,7 +53,7 @@ def learn_vocabulary(
         return there, False
     head: list[str] = []
     with stage("learning a vocabulary from documents", 0) as advance:
-        documents = sample(settings, vocabulary.sample_mb * 1_000_000, advance)
+        documents = sample(settings, vocabulary.sample_mb * 1_000_000, advance, warn)
         result = train_vocabulary(_noting(documents, head), vocabulary, warn)
     save_trained(result, settings, vocabulary)
     for warning in trained_fit(result, "\n".join(head), vocabulary.size):
@@ -81,12 +82,20 @@ def _noting(documents: Iterable[Document], head: list[str]) -> Iterator[Document
 
 
 def sample(
-    settings: DataSettings, size: int, advance: Callable[[int], None] = lambda _: None
+    settings: DataSettings,
+    size: int,
+    advance: Callable[[int], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Document]:
     """Yield about `size` bytes of UTF-8 in whole documents, in the order of the sources; a document taken twice is
-    yielded twice. `advance(1)` is called once per document, when it is first read."""
+    yielded twice. `advance(1)` is called once per document, when it is first read, and `warn` with a line about the
+    records that data.bad_records=skip leaves out. Raises UserError for more of them than data.bad_records_limit."""
     chosen, fractions = _within_reach(discover(settings), settings.seed, READ_FACTOR * size)
-    copies = iter(_copies(chosen, fractions, settings, size, advance).tolist())
+    counts = Counts()
+    copies = iter(_copies(chosen, fractions, settings, size, advance, counts).tolist())
+    check_bad_records(counts.as_dict(), counts.first_bad, settings)
+    for line in lines({"bad_records": {"files": counts.bad_records, "first": counts.first_bad}}):
+        warn(line)
     for part in chosen:
         for document, times in zip(read(part, settings, Counts()), copies, strict=False):
             if times:
@@ -139,11 +148,12 @@ def _copies(
     settings: DataSettings,
     size: int,
     advance: Callable[[int], None],
+    counts: Counts,
 ) -> NDArray[np.int64]:
-    """Compute how often each document of the parts is taken, in their order."""
+    """Compute how often each document of the parts is taken, in their order; update `counts` with what is read."""
     ids, lengths, sources = array("Q"), array("q"), array("H")
     for part in parts:
-        for document in read(part, settings, Counts()):
+        for document in read(part, settings, counts):
             ids.append(text_key(document.id))
             lengths.append(sum(map(utf8_size, document.passages)))
             sources.append(part.source)

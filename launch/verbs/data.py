@@ -64,7 +64,7 @@ def _extend(data: "DataSettings", settings: "VocabularySettings", old: Path) -> 
     from launch.new_words import shown
     from pretrain.export.extended_tokenizer import write_extended_tokenizer
 
-    facts, fresh = extend_vocabulary(data, settings, load_vocabulary(old), stages(console))
+    facts, fresh = extend_vocabulary(data, settings, load_vocabulary(old), stages(console), warn=say)
     write_extended_tokenizer(Path(data.vocab), old)
     console.print(shown(facts))
     there, size, kept = "" if fresh else "already there: ", facts["size"], facts["extends"]["size"]

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -457,6 +459,32 @@ def test_a_folder_that_may_not_be_written_is_refused_before_any_text_is_read(
     monkeypatch.setattr("data_pipeline.prepare.open_workspace", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(UserError, match="may not be written"):
         prepare(DataSettings(out=str(out)), lambda *_: pytest.fail("shown"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "when"),
+    [
+        ("fast", "reading and tokenizing"),
+        ("fast", "gathering documents"),
+        ("fast", "writing shards"),
+        ("exact", "writing instances"),
+    ],
+)
+def test_a_folder_that_is_removed_meanwhile_is_said_to_be(
+    mode: str, when: str, text: Path, tmp_path: Path
+) -> None:
+    """The first file that was missing was the vocabulary's copy, and the line blamed the vocabulary."""
+    out = tmp_path / "shards"
+
+    @contextmanager
+    def removing(what: str, count: int) -> Iterator[Callable[[int], None]]:
+        if what == when:
+            shutil.rmtree(out)
+        yield lambda _: None
+
+    settings = settings_for(text, out, mode=mode, held_out=0.0)
+    with pytest.raises(UserError, match=r"shards/\.work: was removed while the preparation wrote to it"):
+        prepare(settings, removing)
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:

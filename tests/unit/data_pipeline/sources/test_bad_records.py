@@ -1,8 +1,6 @@
 """Records that cannot be read: they stop a preparation, or are skipped, counted and named."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.prepare import prepare
-from data_pipeline.settings import DataSettings
+from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import Index
 from data_pipeline.sources import discover as sources
 from data_pipeline.sources.discover import discover, read
@@ -20,7 +18,9 @@ from data_pipeline.sources.formats import json_lines
 from data_pipeline.sources.passed_over import lines
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_snapshot import noted
+from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import VOCABULARY
+from tests.factories.preparations import silent
 
 PAGE = "<page><title>T</title><ns>0</ns><id>{0}</id><revision><text>{1}</text></revision></page>\n"
 DUMP = "<mediawiki>\n" + PAGE.format(1, "one") + PAGE.format(2, "two &bad;") + PAGE.format("", "three")
@@ -105,11 +105,6 @@ def test_damaged_files_stop_in_any_case(tmp_path: Path) -> None:
             documents(tmp_path / name, Counts(), bad_records="skip")
 
 
-@contextmanager
-def silent(_name: str, _total: int) -> Iterator[Any]:
-    yield lambda _: None
-
-
 def prepared(folder: Path, out: str, **options: Any) -> tuple[Index, list[str], dict[str, bytes]]:
     chosen = DataSettings(
         sources=[str(folder / "text")],
@@ -165,3 +160,19 @@ def test_a_file_of_noise_is_warned_of(tmp_path: Path) -> None:
     _, said, _ = prepared(tmp_path, "shards")
     assert said[0] == "read 2 files of another encoding, or of no text at all:"
     assert [line.partition(":")[0] for line in said[1:]] == ["  latin.txt", "  noise.txt"]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_a_vocabulary_names_what_its_sample_skips_and_keeps_the_limit(kind: str, tmp_path: Path) -> None:
+    path, said = tmp_path / "a.jsonl", list[str]()
+    lines_ = [json.dumps({"text": f"the house number {n} is old and has doors"}) for n in range(60)]
+    path.write_text("\n".join([*lines_[:7], '{"text": "cut', *lines_[7:]]))
+    options: dict[str, Any] = {"sources": [str(path)], "vocab": str(tmp_path / "vocabulary")}
+    wanted = VocabularySettings(size=300 if kind == "bpe" else 40, kind=kind)
+    with pytest.raises(UserError, match="1 of 61 records could not be read"):
+        learn_vocabulary(DataSettings(**options, bad_records="skip"), wanted, silent, said.append)
+    assert not (tmp_path / "vocabulary").exists()
+    generous = DataSettings(**options, bad_records="skip", bad_records_limit=0.02)
+    learn_vocabulary(generous, wanted, silent, said.append)
+    assert said[0] == "skipped 1 record that could not be read:"
+    assert f"{path}:8: not JSON" in said[1]
