@@ -207,7 +207,7 @@ def test_a_changed_setting_or_vocabulary_is_not_exported_with_a_proof(
         ("  lr: 0.01\n", "  lr: 0.02\n", "optim.lr=0.02, trained with 0.01"),
     ):
         assert kept.count(old) >= 1, old
-        config.write_text(kept.replace(old, new))
+        config.write_bytes(sealed_lines(kept.replace(old, new)))
         refused = maskmill("export", str(run), "--out", str(out), code=2).stderr
         config.write_text(kept)
         assert f"config.yaml: says {says} (expected the settings" in refused
