@@ -141,11 +141,13 @@ def check_writable(folder: str) -> None:
     here = Path(os.path.abspath(os.path.expanduser(folder)))
     there = next(path for path in (here, *here.parents) if path.exists())
     if not there.is_dir():
-        raise UserError("is no folder", where=there, expected="a folder to write into")
+        raise UserError("cannot be written: Not a directory", where=there, expected="a folder to write into")
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        raise UserError(
+            "cannot be written: Read-only file system", where=there, remedy="choose another folder"
+        )
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError("may not be written by this user", where=there, remedy="choose another folder")
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
-        raise UserError("is on a file system that is read-only", where=there, remedy="choose another folder")
 
 
 def open_to_write(path: str | os.PathLike[str], mode: str) -> Any:

@@ -17,6 +17,7 @@ from pretrain.evaluate.samples import Sample, decoded, fill_samples
 from pretrain.export.card_facts import card_of
 from pretrain.export.sentences import language_of
 from pretrain.export.writer import export
+from pretrain.objectives.registry import registered
 from pretrain.run.folder import CONFIG, EXPORT, read_config, read_run
 
 
@@ -104,12 +105,16 @@ def _check_settings(
 
 def _differing(config: RunConfig, identity: Mapping[str, Any]) -> dict[str, str]:
     """Return for each setting of a run's identity that is another one in `config`, by its name, what both are."""
-    found = {}
+    name, found = config.objective.name, {}
+    resolved = {
+        *RESOLVED,
+        f"objective.{name}.{registered(name).teacher}",
+    }  # of a teacher it has the weights' hash
     for key, trained in identity.items():
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part, _NONE)
-        is_setting = key not in RESOLVED and value is not _NONE and not is_dataclass(value)
+        is_setting = key not in resolved and value is not _NONE and not is_dataclass(value)
         if is_setting and _plain(value) != _plain(trained):
             found[key] = f"{key}={_shown(value)}, trained with {_shown(trained)}"
     return found

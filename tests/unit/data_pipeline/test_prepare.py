@@ -489,7 +489,7 @@ def test_a_folder_that_is_removed_meanwhile_is_said_to_be(
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="cannot be written: Not a directory"):
         check_writable(str(tmp_path / "file" / "shards"))
     check_writable(str(tmp_path / "new" / "deeper"))
     check_writable("s3://bucket/shards")
