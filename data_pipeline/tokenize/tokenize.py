@@ -46,6 +46,7 @@ class _Columns:
 
     def __init__(self, cache: WordCache, counts: Counts, spool: Path | None) -> None:
         self._cache, self._counts, self._spool = cache, counts, spool
+        cache.take_long_words()  # of other text
         self._keys, self._sources = array("Q"), array("H")
         self._begins = array("q")  # number of each document's first sentence
         self._seen = 0  # sentences so far, including those without a token
