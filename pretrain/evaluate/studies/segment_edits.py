@@ -18,6 +18,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import file_sha256, write_whole
+from data_pipeline.io.model_folder import NOTE
 from pretrain.export.families.registry import weight_files
 from pretrain.export.families.stored import stored_tensors
 
@@ -54,8 +55,9 @@ def edited_folder(source: Path, edit: str, target: Path) -> Path:
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, ignore=lambda _, found: {path.name for path in files} & set(found))
-    # one file: an index of several would name the old ones
-    (partial / "model.safetensors.index.json").unlink(missing_ok=True)
+    # one file: an index of several would name the old ones, and the note of an export has their hashes
+    for name in ("model.safetensors.index.json", NOTE):
+        (partial / name).unlink(missing_ok=True)
     kept = {name: tensor.contiguous() for name, tensor in (tensors | {names[0]: rows.clone()}).items()}
     save_file(kept, partial / "model.safetensors", {"format": "pt"})
     note.unlink(missing_ok=True)
