@@ -256,7 +256,7 @@ def spoil(folder: Path, change: str) -> str:
         return "not an exported model"
     if change == "not JSON":
         note.write_text("{")
-        return "malformed"
+        return "maskmill.json: cannot be read: Expecting property name"
     if change == "no proof":
         del values["proof"]
     elif change == "failed proof":
