@@ -143,13 +143,16 @@ def trained_fit(vocabulary: Vocabulary, text: str, size: int) -> Iterator[str]:
     unknown = [offsets[piece] for piece, number in enumerate(ids) if number == vocabulary.unk]
     long = sum(stop - start > vocabulary.longest_word > 0 for start, stop in unknown)
     reading = {"tokens": len(ids), "unknown_tokens": len(unknown), "unknown_long_words": long}
-    if (note := unknown_note(reading, "the tokens of the text that was learnt from")).startswith(WARNING):
-        yield note
-    elif (share := _coarseness(text, words, offsets, ids, vocabulary.unk)) > COARSE_SHARE:
+    share = _coarseness(text, words, offsets, ids, vocabulary.unk)
+    if share > COARSE_SHARE and 2 * long <= len(
+        unknown
+    ):  # long words are unknown to a vocabulary of any size
         yield (
             f"vocabulary.size={size} leaves little but single characters: {share:.0%} of the pieces of the "
             "text's words are single characters or unknown; a larger vocabulary.size has words"
         )
+    elif (note := unknown_note(reading, "the tokens of the text that was learnt from")).startswith(WARNING):
+        yield note
     if vocabulary.strips_accents and (note := marks_note(stripped([text]))):
         yield note
 

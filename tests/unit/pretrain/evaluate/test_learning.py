@@ -166,7 +166,7 @@ def test_another_vocabulary_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "given/vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     with pytest.raises(UserError, match="not trained into it"):
         learnt(given, size=400)
-    with pytest.raises(UserError, match="is a file"):
+    with pytest.raises(UserError, match="is no folder"):
         learnt(replace(data, vocab=str(tmp_path / "a.txt")), size=400)
 
 
