@@ -71,6 +71,7 @@ def _killed_after(run: Path, step: int) -> None:
         if int(folder.name.removeprefix("step-")) > step:
             shutil.rmtree(folder)
     summary = json.loads((run / "summary.json").read_text())
+    del summary["sha256"]
     (run / "summary.json").write_text(json.dumps(summary | {"status": "running"}))
 
 

@@ -122,7 +122,7 @@ def test_lines_are_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         def write(self, data: Any) -> int:
             return super().write(bytes(data)[:2])  # as a disk with two bytes left
 
-    monkeypatch.setattr(Path, "open", lambda path, mode, buffering: Full(path, "a+"))
+    monkeypatch.setattr("builtins.open", lambda path, *_, **__: Full(path, "a+"))
     with pytest.raises(OSError, match="No space"):
         atomic_write.append(path, b"two\n")
     monkeypatch.undo()
@@ -135,10 +135,11 @@ def test_a_small_file_is_never_half_of_one(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "small"
     atomic_write.replace(path, "before")
 
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, os.strerror(28))
+    class Full(io.TextIOWrapper):
+        def write(self, _: str) -> int:
+            raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(atomic_write, "open_to_write", lambda path, _: Full(path.open("wb")))
     with pytest.raises(OSError, match="No space"):
         atomic_write.replace(path, "after")
     assert path.read_bytes() == b"before"
