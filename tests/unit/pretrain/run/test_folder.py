@@ -21,6 +21,7 @@ from pretrain.run.folder import (
     read_config,
     read_run,
     read_summary,
+    sealed_lines,
     write_summary,
 )
 
@@ -75,7 +76,7 @@ CHANGES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 def sealed_run(folder: Path) -> None:
-    (folder / CONFIG).write_text("run: {dir: x}\n")
+    (folder / CONFIG).write_bytes(sealed_lines("run: {dir: x}\n"))
     (folder / RUN).write_bytes(sealed_json(NEW))
     write_summary(folder, FIGURES)
 
