@@ -144,9 +144,8 @@ def trained_fit(vocabulary: Vocabulary, text: str, size: int) -> Iterator[str]:
     long = sum(stop - start > vocabulary.longest_word > 0 for start, stop in unknown)
     reading = {"tokens": len(ids), "unknown_tokens": len(unknown), "unknown_long_words": long}
     share = _coarseness(text, words, offsets, ids, vocabulary.unk)
-    if share > COARSE_SHARE and 2 * long <= len(
-        unknown
-    ):  # long words are unknown to a vocabulary of any size
+    # long words are unknown to a vocabulary of any size
+    if share > COARSE_SHARE and 2 * long <= len(unknown):
         yield (
             f"vocabulary.size={size} leaves little but single characters: {share:.0%} of the pieces of the "
             "text's words are single characters or unknown; a larger vocabulary.size has words"

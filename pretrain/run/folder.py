@@ -152,19 +152,20 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 def parsed_run(data: bytes, where: object) -> dict[str, Any]:
     """Parse `data`, the bytes of a run.json, and return it without its seal. Raises UserError, also if that does not
     hold."""
-    values = object_of(data) or {}
-    if seal_holds(values) is False:
-        raise UserError(
-            CHANGED,
-            where=where,
-            remedy="copy it back from checkpoint.mirror or a backup; of your own change, remove the field sha256",
-        )
-    values.pop(SEAL, None)
+    remedy = "copy it back from checkpoint.mirror or a backup; of your own change, remove the field sha256"
+    values = _without_seal(object_of(data) or {}, where, remedy)
     if "identity" in values:
         refuse_other_format(values, where)
     if not (isinstance(values.get("identity"), dict) and is_count(values.get("attempts")) and "id" in values):
         raise UserError("malformed", where=where, expected="JSON that a run wrote: identity, id, attempts")
     return {**values, "id": str(values["id"])}
+
+
+def _without_seal(values: dict[str, Any], where: object, remedy: str) -> dict[str, Any]:
+    """Return the fields of a sealed file without the seal. Raises UserError if that does not hold."""
+    if seal_holds(values) is False:
+        raise UserError(CHANGED, where=where, remedy=remedy)
+    return {name: value for name, value in values.items() if name != SEAL}
 
 
 def refuse_other_format(values: dict[str, Any], where: object) -> None:
@@ -185,13 +186,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
     path = folder / SUMMARY
     try:
         values = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-        if seal_holds(values) is False:
-            raise UserError(
-                CHANGED,
-                where=path,
-                remedy="remove it: the run's next attempt writes it again from metrics.jsonl",
-            )
-        values.pop(SEAL, None)
+        remedy = "remove it: the run's next attempt writes it again from metrics.jsonl"
+        values = _without_seal(values, path, remedy)
         counts = dict(dict(values.get("data", {})).get("held_out", {}))
         counts = {"examples": counts.get("examples", 0), **dict(counts.get("pair_labels", {}))}
         wrong = wrong_figure(values) or ", ".join(n for n, count in counts.items() if not is_number(count))
