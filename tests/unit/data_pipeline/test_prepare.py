@@ -483,8 +483,13 @@ def test_a_folder_that_is_removed_meanwhile_is_said_to_be(
         yield lambda _: None
 
     settings = settings_for(text, out, mode=mode, held_out=0.0)
-    with pytest.raises(UserError, match=r"shards/\.work: was removed while the preparation wrote to it"):
+    said = r"shards/\.work: was removed while the preparation wrote to it"
+    with pytest.raises(UserError, match=said):
         prepare(settings, removing)
+    if when == "reading and tokenizing":
+        prepare_share(settings, silent, "discover")
+        with pytest.raises(UserError, match=said):
+            prepare_share(settings, removing, "read")
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
