@@ -10,8 +10,12 @@ TRIES = 3
 
 def is_linear(work: Callable[[int], object], size: int = 200_000) -> bool:
     """Four times the size takes less than nine times as long: linear work takes 4 times, quadratic 16."""
-    gc.collect()  # what other tests left would be collected, and counted, in the middle of this one
-    return any(_seconds(work, 4 * size) < 9 * _seconds(work, size) + 0.5 for _ in range(TRIES))
+    gc.collect()
+    gc.freeze()  # what other tests left would be gone through, and counted, in the middle of this one
+    try:
+        return any(_seconds(work, 4 * size) < 9 * _seconds(work, size) + 0.5 for _ in range(TRIES))
+    finally:
+        gc.unfreeze()
 
 
 def _seconds(work: Callable[[int], object], size: int) -> float:

@@ -1,5 +1,6 @@
 """The command line, whose training steps take long while the file $SLOWED is there: time to disturb a run. It says how
-many seconds; an empty one means SECONDS, since Slurm looks at time limits twice a minute."""
+many seconds; an empty one means SECONDS, since Slurm looks at time limits twice a minute. $SLOW_START says how many
+seconds go by before it starts."""
 
 import os
 import time
@@ -29,4 +30,5 @@ def slowly(*arguments):  # type: ignore[no-untyped-def]
 
 if __name__ == "__main__":
     train.compute = slowly
+    time.sleep(float(os.environ.get("SLOW_START", "0")))
     cli.main()

@@ -129,8 +129,9 @@ def test_a_rank_that_is_stuck_is_done_again_on_another_node(
 
 
 def test_a_time_limit_without_time_for_a_step_ends_the_job(
-    cluster: Cluster, tiny: list[str], tmp_path: Path
+    cluster: Cluster, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(cluster.environment, "SLOW_START", "120")  # the signal comes within 30 s
     job = Job(cluster, tiny, tmp_path, "--time=2", "--signal=B:USR1@300")
     assert cluster.wait(job.number, 180) == "FAILED", job.said()
     assert "not requeued: the signal of the time limit (2:00) came" in job.log.read_text()

@@ -26,9 +26,9 @@ def used(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     found: set[str] = set()
     autocast = torch.autocast
 
-    def spied(kind: str, dtype: torch.dtype, *, enabled: bool) -> Any:
+    def spied(device_type: str, dtype: torch.dtype | None = None, *, enabled: bool = True) -> Any:
         found.add("bf16" if enabled else "fp32")
-        return autocast(kind, dtype, enabled=enabled)
+        return autocast(device_type, dtype, enabled=enabled)
 
     monkeypatch.setattr(device, "_is_gpu", lambda where: True)
     monkeypatch.setattr(torch, "autocast", spied)
