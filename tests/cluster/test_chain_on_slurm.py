@@ -72,7 +72,8 @@ def test_from_text_to_model(cluster: Cluster, tiny: list[str], maskmill, tmp_pat
 def test_a_stage_that_fails_ends_what_waits_for_it(cluster: Cluster, tiny: list[str], tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "shards"
     broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"text": "fine"}\n{"text": \n')
+    # behind what is looked at when the sources are discovered
+    broken.write_text('{"text": "This is fine. So is this."}\n' * 5_000 + '{"text": \n')
     settings = ["demo", *tiny, f"data.out={out}", f"run.dir={run}", f"data.sources={broken}"]
     told = json.loads(called(cluster, "slurm", *settings, *SIZE, "--submit", "--json"))
     jobs = {job["name"]: job["job"] for job in told["jobs"]}
