@@ -23,22 +23,8 @@ from data_pipeline.io.files import is_uri, read_ranges, whole_file, write_whole
 from data_pipeline.records import Examples
 from data_pipeline.sequences.registry import label_names
 from data_pipeline.shards.block import TAR_END, BlockError, check_examples, decode_block, encode_block
-from data_pipeline.shards.index import TOKENIZER, Index, Split, write_index
+from data_pipeline.shards.index import TOKENIZER, Index, Split
 from data_pipeline.shards.schema import MAX_TOKENS, BlockTable, ShardEntry, block_table_json
-
-__all__ = [
-    "BlockReader",
-    "Index",
-    "ShardEntry",
-    "Split",
-    "problems",
-    "stock_samples",
-    "tokenizer_problem",
-    "verified_blocks",
-    "verify_full",
-    "write_index",
-    "write_shard",
-]
 
 _REMEDY = "copy or prepare the shards again; `maskmill inspect` checks all of them"
 _TABLES = 4096  # block tables that a reader keeps: some 20 MB at 60 blocks per shard

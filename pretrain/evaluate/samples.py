@@ -37,8 +37,8 @@ def fill_samples(model: Model, examples: Examples, tokenizer_json: str, mask_id:
     tokenizer = Tokenizer.from_str(tokenizer_json)
     found: list[Sample] = []
     order = np.linspace(0, len(examples) - 1, min(MAX_SAMPLES, len(examples))).round().astype(int)
-    for number in np.unique(order):
-        example = _unmasked(examples.take(np.array([number])))
+    for chosen in np.unique(order):
+        example = _unmasked(examples.take(np.array([chosen])))
         words = list(_whole_words(tokenizer, example.tokens))
         if not words:
             continue
@@ -61,8 +61,8 @@ def fill_samples(model: Model, examples: Examples, tokenizer_json: str, mask_id:
 def decoded(examples: Examples, tokenizer_json: str) -> Iterator[str]:
     """Yield the text of each example, nothing of it masked."""
     tokenizer = Tokenizer.from_str(tokenizer_json)
-    for number in range(len(examples)):
-        yield tokenizer.decode(_unmasked(examples.take(np.array([number]))).tokens.tolist())
+    for i in range(len(examples)):
+        yield tokenizer.decode(_unmasked(examples.take(np.array([i]))).tokens.tolist())
 
 
 def write_samples(run: Path, step: int, samples: list[Sample], held_out: bool) -> None:

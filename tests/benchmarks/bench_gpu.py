@@ -13,8 +13,8 @@ Ids are random, lengths are what a row says: `large-128` and `base-128` full seq
 and `modern-8192` ModernBERT-base in full sequences, 30 % masked, `global-8192` the same without local layers. Dropout
 is BERT's 0.1 everywhere, attention included, and ModernBERT's own, unless `--dropout` says otherwise. One step is
 forward and backward over `--accumulation` micro-batches, clipping and a LAMB update. Utilisation counts the model's own
-operations on real tokens (pretrain/preflight/flops.py), no padding and no recomputation, against the dense bf16 peak of
-the data sheet.
+operations on real tokens (pretrain/preflight/flops.py), no padding and no recomputation, against the dense bf16
+peak of the data sheet.
 """
 
 import argparse

@@ -16,8 +16,8 @@ from data_pipeline.masking.corruption import Unmasked, corruption_of
 from data_pipeline.records import COLUMNS, OFFSETS, REQUIRED, Examples, Segments, concatenate
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
-from data_pipeline.shards.index import Index
-from data_pipeline.shards.writer import BlockReader, problems, write_index, write_shard
+from data_pipeline.shards.index import Index, write_index
+from data_pipeline.shards.writer import BlockReader, problems, write_shard
 from data_pipeline.stages.spill import spill
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.model.batch import MicroBatch

@@ -30,7 +30,7 @@ from data_pipeline.shards.block import (
     decode_block,
     encode_block,
 )
-from data_pipeline.shards.index import Index
+from data_pipeline.shards.index import Index, write_index
 from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.inspect.text import report
 from data_pipeline.shards.writer import (
@@ -38,7 +38,6 @@ from data_pipeline.shards.writer import (
     problems,
     stock_samples,
     verify_full,
-    write_index,
     write_shard,
 )
 from tests.factories.preparations import hashes, silent
