@@ -8,13 +8,10 @@ import contextlib
 import mmap
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from data_pipeline.records import Corpus, Examples
 
 
 def mapped_npy(path: Path) -> NDArray:
@@ -32,8 +29,8 @@ def mapped(path: Path, dtype: np.dtype) -> NDArray:
     return _in_small_pages(np.memmap(path, dtype, "r"))
 
 
-def release(columns: "Corpus | Examples") -> None:
-    """Release the memory of all that was touched of these columns, as far as they are mapped."""
+def release(columns: Any) -> None:
+    """Release the memory of all that was touched of a dataclass of columns, as far as they are mapped."""
     for column in fields(columns):
         if (whole := getattr(getattr(columns, column.name), "_mmap", None)) is not None:
             whole.madvise(mmap.MADV_DONTNEED)

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from data_pipeline.errors import UserError
 from pretrain.config.layer_sharing import half_of, in_layer, layer_and_rest, owner_of
@@ -12,8 +11,11 @@ from pretrain.export.families.registry import check_config, family_of
 from pretrain.export.families.stored import stored_tensors
 from pretrain.run.folder import model_folders
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> dict[str, Tensor]:
+
+def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> "dict[str, Tensor]":
     """Return the weights of the model in `source`, or of all models in its folders, by our names: float32, without
     vocabulary padding; heads missing in the source are missing in the result. Reads only safetensors: loading it runs
     no code.
@@ -35,7 +37,9 @@ def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> dict[str
     return merge_shared(state, run.encoder, source)
 
 
-def merge_shared(state: Mapping[str, Tensor], settings: EncoderSettings, where: Path) -> dict[str, Tensor]:
+def merge_shared(
+    state: "Mapping[str, Tensor]", settings: EncoderSettings, where: Path
+) -> "dict[str, Tensor]":
     """Keep one copy of the tensors that layers share, under the name of the layer that owns them. Raises UserError if
     two copies differ."""
     merged: dict[str, Tensor] = {}

@@ -5,18 +5,21 @@ Reads only safetensors: loading it runs no code.
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from safetensors.torch import load_file
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import check_hashes
 from pretrain.export.families.headers import whole
 from pretrain.export.families.registry import weight_files
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def stored_tensors(folder: Path, paths: Sequence[Path] = ()) -> dict[str, Tensor]:
+
+def stored_tensors(folder: Path, paths: Sequence[Path] = ()) -> "dict[str, Tensor]":
     """Read all weight files of the folder, or `paths` in it. Raises UserError if it has none, or one is damaged."""
+    from safetensors.torch import load_file  # imports torch, which light commands do without
+
     check_hashes(folder)
     stored: dict[str, Tensor] = {}
     for path in paths or weight_files(folder):
