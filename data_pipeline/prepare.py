@@ -24,7 +24,8 @@ from data_pipeline.io.object_store import writable
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import ShowProgress
 from data_pipeline.settings import LATER, DataSettings, required, settings_affecting_bytes
-from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, write_index
+from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, write_index
+from data_pipeline.shards.schema import ShardEntry
 from data_pipeline.shards.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.deduplicate import kinds
@@ -36,7 +37,8 @@ from data_pipeline.stages.google_bert import exact_examples
 from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage
 from data_pipeline.stages.tasks import SAMPLED_PARTS, deliver, ready, sampled_fit
 from data_pipeline.stages.workspace import WORK, Workspace, close_workspace, kept, open_workspace
-from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.fit import refuse_unknown, unknown_share
 
 DISCOVER, PLAN, FINISH = "discover", "plan", "finish"

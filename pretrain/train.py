@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pretrain.checkpoint.background_save import Saver
 from pretrain.config.settings import RunConfig, RunSettings
-from pretrain.distributed.determinism import seed_dropout, set_arithmetic, set_threads, settle_products
+from pretrain.distributed.determinism import set_arithmetic, set_threads, settle_products
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.watchdog import Watchdog, patience
@@ -23,18 +23,26 @@ from pretrain.monitoring.run_log import RunLog, is_due
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run, with_sources_of_shards
 from pretrain.preflight.startup import summary
-from pretrain.report.html import render
+from pretrain.report.html.page import render
 from pretrain.run.attempts import HANG, log_event
 from pretrain.run.heartbeat import SAVING
 from pretrain.run.metrics_file import PROBE
 from pretrain.run.time_budget import TimeBudget
 from pretrain.training import compile_model
 from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_counts
-from pretrain.training.device_feed import Feed, HostShare, model_feed, training_loader
+from pretrain.training.device_feed import Feed, HostShare, model_feed, seed_dropout, training_loader
 from pretrain.training.loss_guard import ROLLBACK, Guard, poisoned
 from pretrain.training.probe import Probe
-from pretrain.training.progress import is_over, phases_left, progress, reached, run_is_over, time_budget
-from pretrain.training.resume import Position, begin, enter, phase_memory, roll_back, save
+from pretrain.training.progress import (
+    Position,
+    is_over,
+    phases_left,
+    progress,
+    reached,
+    run_is_over,
+    time_budget,
+)
+from pretrain.training.resume import begin, enter, phase_memory, roll_back, save
 from pretrain.training.settled_micro_batch import settled
 from pretrain.training.start_run import open_on_all_ranks
 from pretrain.training.stream_memory import StreamMemory

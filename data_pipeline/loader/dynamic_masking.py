@@ -20,7 +20,8 @@ from data_pipeline.masking.corruption import Corruption, corruption_of
 from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import AFFECTING_MASKS, LATER, DataSettings, mask_stages, settings_affecting_bytes
 from data_pipeline.shards.index import TOKENIZER, Index
-from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 
 _SEGMENTS = {column.name for column in fields(Segments)}
 

@@ -11,7 +11,7 @@ from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import UNMASKED, DataSettings
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary.files import Vocabulary
+    from data_pipeline.vocabulary.base import Vocabulary
 
 
 class Corruption(Protocol):

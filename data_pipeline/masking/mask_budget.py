@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from data_pipeline.shards.index import Index
-
 
 MAX_PREDICTIONS = 2**16 - 1
 """Maximum masked positions per example: positions are stored in 16 bits."""
@@ -85,20 +83,9 @@ class MaskBudget(NamedTuple):
             return ""
         return (
             f"data.max_predictions={self.cap} caps what is predicted: {self.cap / length:.1%} of an example of "
-            f"{length} tokens, {_asked(self.rate)}"
+            f"{length} tokens, {rate_note(self.rate)}"
         )
 
 
-def measured_note(index: "Index") -> str:
-    """Describe the effect of the cap on the training examples of these shards; empty if it had none."""
-    budget, split = MaskBudget.stored(index.settings), index.train
-    if budget is None or not budget.binds(split.max_tokens):
-        return ""
-    return (
-        f"data.max_predictions={budget.cap} caps what is predicted: {split.masked / max(split.tokens, 1):.1%} of the "
-        f"tokens in {index.folder}, {_asked(budget.rate)}"
-    )
-
-
-def _asked(rate: float) -> str:
+def rate_note(rate: float) -> str:
     return f"where data.masked_lm_prob={rate:g} asks for {rate:.1%}; data.max_predictions=0 lifts the cap"

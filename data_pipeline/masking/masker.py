@@ -40,7 +40,7 @@ from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import MASKINGS, DataSettings
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary.files import Vocabulary
+    from data_pipeline.vocabulary.base import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.tokenize.word_cache import WordCache
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary.files import Vocabulary
+    from data_pipeline.vocabulary.base import Vocabulary
 
 CHUNK_WORDS = 4
 """Maximum words of a chunk; a longer run is cut after this many."""

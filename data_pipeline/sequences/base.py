@@ -26,7 +26,7 @@ from data_pipeline.sequences.random_reads import is_large, opened
 from data_pipeline.settings import WITHOUT_SEPARATORS, DataSettings
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary.files import Vocabulary
+    from data_pipeline.vocabulary.base import Vocabulary
 
 BUFFER_TOKENS = 1 << 20
 """Tokens that compiled code writes per buffer."""

@@ -11,7 +11,7 @@ from data_pipeline.errors import UserError
 if TYPE_CHECKING:
     from data_pipeline.sequences.base import SequenceBuilder
     from data_pipeline.settings import DataSettings
-    from data_pipeline.vocabulary.files import Vocabulary
+    from data_pipeline.vocabulary.base import Vocabulary
 
 
 class PairTask(NamedTuple):

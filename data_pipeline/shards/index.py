@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.io.canonical_json import SEAL, seal_holds, sealed_json
 from data_pipeline.io.files import join, read_bytes, remove_partial_files, write_whole
+from data_pipeline.masking.mask_budget import MaskBudget, rate_note
 from data_pipeline.records import COLUMNS
 from data_pipeline.shards.schema import (
     LARGEST_VOCABULARY,
@@ -36,7 +37,8 @@ from data_pipeline.shards.schema import (
 )
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary.files import Vocabulary
+    from data_pipeline.vocabulary.base import Vocabulary
+
 
 FORMAT = 4
 """Format version of shards and index; other versions are refused."""
@@ -276,3 +278,14 @@ def _splits(listed: Mapping[str, list[Any]], block_examples: int, where: str) ->
                 f"{block_examples} in every block but the last",
             )
     return splits
+
+
+def measured_note(index: "Index") -> str:
+    """Describe the effect of the cap on the training examples of these shards; empty if it had none."""
+    budget, split = MaskBudget.stored(index.settings), index.train
+    if budget is None or not budget.binds(split.max_tokens):
+        return ""
+    return (
+        f"data.max_predictions={budget.cap} caps what is predicted: {split.masked / max(split.tokens, 1):.1%} of the "
+        f"tokens in {index.folder}, {rate_note(budget.rate)}"
+    )

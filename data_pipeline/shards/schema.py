@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary.files import Vocabulary
+    from data_pipeline.vocabulary.base import Vocabulary
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.tar")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

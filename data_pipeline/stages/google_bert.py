@@ -43,7 +43,7 @@ from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.stages.corpus_store import document_tokens
 from data_pipeline.stages.spill import spill
 from data_pipeline.tokenize.word_cache import WordCache
-from data_pipeline.vocabulary.files import Vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.fit import refuse_unknown
 from data_pipeline.vocabulary.wordpiece import WordPiece
 

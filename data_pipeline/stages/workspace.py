@@ -42,7 +42,7 @@ from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_snapshot import described_sources
 from data_pipeline.stages.document_pools import DocumentPool, parsed_pools
-from data_pipeline.vocabulary.files import Vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
 
 FORMAT = 3
 """Version of the files in these folders and of how sequences are cut; unfinished work of other versions is refused."""

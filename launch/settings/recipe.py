@@ -17,12 +17,7 @@ from launch.recipes import RECIPES, recipe_names
 from launch.settings.folder import with_folder_settings
 from launch.settings.named_file import find_named, is_file
 from launch.settings.overrides import parse_override, whole
-from launch.settings.recipe_phases import (
-    as_typed,
-    check_not_in_phases,
-    check_one_length,
-    with_changes,
-)
+from launch.settings.recipe_phases import as_typed, check_not_in_phases, check_one_length, with_changes
 from pretrain.config.phases import leaves, one_length, phases_of
 from pretrain.config.safe_yaml import load_yaml
 from pretrain.config.schema import merged, schema, typed

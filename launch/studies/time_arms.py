@@ -12,12 +12,7 @@ from data_pipeline.errors import UserError
 from launch.ranks import STOPPED
 from launch.studies.place import Place, Stopped, last_line, maskmill, trains
 from launch.studies.read import overrides_of, run_of
-from launch.studies.step_times import (
-    StepTime,
-    read_step_times,
-    step_time_key,
-    write_step_times,
-)
+from launch.studies.step_times import StepTime, read_step_times, step_time_key, write_step_times
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell
 from pretrain.run.machine import machine_name

@@ -27,7 +27,8 @@ def doctor(
     Example:
         maskmill doctor
         maskmill doctor /scratch/runs --json"""
-    from launch.doctor.examine import MISSING, examine
+    from launch.doctor.examine import examine
+    from launch.doctor.machine import MISSING
 
     with errors.status("looking at this machine") as shown:
         found = examine(folder, lambda what: shown.update(f"looking at {what}"))

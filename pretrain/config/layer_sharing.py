@@ -7,7 +7,7 @@ one half alone is shared.
 
 from collections.abc import Iterable
 
-from pretrain.config.settings import EncoderSettings
+from pretrain.config.encoder_settings import EncoderSettings
 
 HALVES = {"attention": ("attention", "attention_norm"), "feed_forward": ("feed_forward", "feed_forward_norm")}
 """Halves of a layer -> the modules of each."""

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from data_pipeline.settings import DataSettings, VocabularySettings
-from pretrain.config.electra_settings import ElectraSettings as ElectraSettings
-from pretrain.config.encoder_settings import EncoderSettings as EncoderSettings
-from pretrain.config.optim_settings import OptimSettings as OptimSettings
-from pretrain.config.optim_settings import ScheduleSettings as ScheduleSettings
+from pretrain.config.electra_settings import ElectraSettings
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.optim_settings import OptimSettings, ScheduleSettings
 
 FP8 = "fp8"
 """The `train.precision` of weights in bf16 that encoder layers multiply in FP8."""

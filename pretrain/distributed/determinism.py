@@ -5,17 +5,11 @@ from collections.abc import Mapping
 
 import torch
 
-from data_pipeline.compiled import philox
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import srun_cores
 from pretrain.distributed.world import World
 
 CUBLAS, CUBLAS_MEMORY = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-
-
-def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
-    """Seed torch's generators for the dropout of one micro-batch, so that no generator state needs saving."""
-    torch.manual_seed(philox.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
 
 
 def own_cores(environment: Mapping[str, str], sharing: int, local_size: int = 1) -> int:

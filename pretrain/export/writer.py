@@ -25,7 +25,8 @@ from data_pipeline.settings import SEPARATORS, DataSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.bundle import check_is_new
 from pretrain.export.card import Card, write_card
-from pretrain.export.families.base import Config, Family
+from pretrain.export.families.base import Family
+from pretrain.export.families.entries import Config
 from pretrain.export.families.load import quiet
 from pretrain.export.families.registry import chosen_families
 from pretrain.export.parity import Parity, check_parity

@@ -41,8 +41,7 @@ from pretrain.run.time_budget import SHARE, SHARES, ShareLog
 from pretrain.run.time_left import phases_in
 from pretrain.run.tolerant_json import text_of
 from pretrain.training.batch_counts import BatchCounts
-from pretrain.training.progress import is_over
-from pretrain.training.resume import Position
+from pretrain.training.progress import Position, is_over
 from pretrain.training.validation import Figures
 
 MOST_OF_LOG = 1 << 18

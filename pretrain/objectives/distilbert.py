@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import DistillationSettings, EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import DistillationSettings, RunConfig
 from pretrain.export.families.stored import stored_tensors
 from pretrain.model.batch import IGNORED, MicroBatch, Predicted
 from pretrain.model.encoder import Encoder

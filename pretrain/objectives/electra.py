@@ -41,15 +41,7 @@ from pretrain.model.initialize import bare
 from pretrain.model.layers import ACTIVATIONS
 from pretrain.model.projection.sampling import row_keys, sample_words
 from pretrain.objectives.base import Model, Objective
-from pretrain.objectives.losses import (
-    MASKED_METRICS,
-    Ranking,
-    Ratio,
-    Term,
-    Terms,
-    accuracy,
-    masked_metrics,
-)
+from pretrain.objectives.losses import MASKED_METRICS, Ranking, Ratio, Term, Terms, accuracy, masked_metrics
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.packing import StepShare

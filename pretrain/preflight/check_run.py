@@ -5,11 +5,11 @@ which takes seconds.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.batch_sizes import BatchSizes
@@ -30,15 +30,17 @@ from data_pipeline.settings import (
 from data_pipeline.shards.index import Index, Split
 from data_pipeline.shards.writer import verify_full
 from data_pipeline.sources.source_snapshot import as_stated, other_sources, stated_sources
-from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS
 from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import FP8, RunConfig
 from pretrain.distributed.precision import resolve_precision, sees_gpus
 from pretrain.objectives.registry import keeps_memory, load, registered
-from pretrain.objectives.teacher import check_teacher, has_teacher
+from pretrain.objectives.teacher import check_teacher, has_teacher, teacher_identity
 from pretrain.preflight.micro_batch import on_cpus
+from pretrain.run.time_budget import shares_digest
 
 if TYPE_CHECKING:
     from pretrain.objectives.base import Objective
@@ -322,3 +324,57 @@ def _precision(config: RunConfig) -> str:
     if asked in ("fp16", FP8) and not cuda:
         raise UserError(f"train.precision={asked} needs a GPU", where="settings", expected="fp32 on a CPU")
     return resolve_precision(config, "cuda" if cuda else "cpu")
+
+
+ADAPTING = ("init_positions", "init_new_words")
+"""Settings of how the weights of init_from are adapted: of no matter without it, but for the positions of phases."""
+
+
+def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """Return the settings that determine the weights in one phase: a folder holds one run with one identity.
+
+    Ranks, ZeRO stage, micro-batch and intervals are not in it: they may change at a resume."""
+    groups = {name: asdict(config)[name] for name in ("optim", "schedule", "encoder")}
+    groups[f"objective.{config.objective.name}"] = config.objective.of_member() | teacher_identity(config)
+    return {
+        "data": plan.index.identity,
+        "vocabulary": plan.index.vocabulary.sha256,
+        "objective.name": config.objective.name,
+        "data.streams": plan.streams,
+        "data.dynamic_masking": dict(plan.masking.identity) if plan.masking else None,
+        "run.seed": config.run.seed,
+        "train.steps": config.train.steps,
+        "train.minutes": config.train.minutes,
+        "train.replay": shares_digest(config.train.replay, plan.phase.name),
+        "train.global_batch": config.train.global_batch,
+        "train.batch_ramp": config.train.batch_ramp,
+        "train.batch_ramp_from": config.train.batch_ramp_from,
+        "train.precision": FP8 if config.train.precision == FP8 else plan.precision,
+        "train.clip": config.train.clip,
+        "data.separators": config.data.separators,
+        "data.separator_gap": config.data.separator_gap,
+        **{f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()},
+        "init_from": config.init_from,
+        "init_moments": config.init_moments,
+        **{key: getattr(config, key) for key in _adapting(config, plan)},
+    }
+
+
+def _adapting(config: RunConfig, plan: Plan) -> tuple[str, ...]:
+    if config.init_from:
+        return ADAPTING
+    return ("init_positions",) if plan.phase.name else ()
+
+
+def run_identity(plans: list[Plan]) -> dict[str, Any]:
+    """Return the run's identity; with phases, settings that differ are under each phase's name."""
+    each = {plan.phase.name: identity_of(plan.phase.config, plan) for plan in plans}
+    first = next(iter(each.values()))
+    if len(each) == 1:
+        return first | ({"phases": list(each)} if list(each) != [""] else {})
+    shared = {key for key in first if all(other[key] == first[key] for other in each.values())}
+    return {
+        "phases": list(each),
+        **{key: first[key] for key in first if key in shared},
+        **{f"{name}.{key}": own[key] for name, own in each.items() for key in own if key not in shared},
+    }

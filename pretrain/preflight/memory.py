@@ -20,6 +20,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
+from pretrain.model.initialize import vocabulary_rows
 from pretrain.objectives.registry import load
 from pretrain.optim.flat_layout import MOMENTS
 from pretrain.optim.param_groups import parameter_groups
@@ -161,3 +162,10 @@ def memory_by_stage(
         largest = max(0, math.floor((free - kept.total - base) / slope))
         found.append(Memory(stage, kept, round(base + slope * config.train.micro_batch), largest))
     return tuple(found)
+
+
+def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
+    """Count the elements of all weights of the run's model, without vocabulary padding."""
+    model = meta_model(config, vocabulary_size)
+    rows = vocabulary_rows(model)
+    return sum(math.prod([rows.get(name, p.shape[0]), *p.shape[1:]]) for name, p in model.named_parameters())

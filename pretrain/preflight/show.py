@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pretrain.config.phases import Phase
-from pretrain.preflight.forecast import Forecast, Memory
+from pretrain.preflight.forecast import Forecast
 from pretrain.preflight.gpus import LINK_EFFICIENCY
-from pretrain.preflight.memory import RESERVED_SHARE
+from pretrain.preflight.memory import RESERVED_SHARE, Memory
 
 CURVE_ROWS = 8
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

@@ -20,11 +20,10 @@ from pretrain.config.phases import Phase
 from pretrain.config.settings import FP8, RunConfig
 from pretrain.distributed.determinism import unstated_threads
 from pretrain.distributed.world import World, raise_on_all_ranks
-from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim.schedule import updates
 from pretrain.preflight.check_run import Plan
 from pretrain.preflight.exportable import export_warnings
-from pretrain.preflight.memory import meta_model
+from pretrain.preflight.memory import parameters_of
 from pretrain.preflight.room import check_room
 from pretrain.run.human import in_bytes
 
@@ -141,13 +140,6 @@ def by_the_clock(config: RunConfig) -> str:
             "train.replay=RUN repeats one that is"
         )
     return ""
-
-
-def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
-    """Count the elements of all weights of the run's model, without vocabulary padding."""
-    model = meta_model(config, vocabulary_size)
-    rows = vocabulary_rows(model)
-    return sum(math.prod([rows.get(name, p.shape[0]), *p.shape[1:]]) for name, p in model.named_parameters())
 
 
 def summary(

@@ -22,15 +22,7 @@ from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.families.folder import read_config
 from pretrain.export.families.headers import stored_headers
 from pretrain.objectives.metrics import headline_of
-from pretrain.run.folder import (
-    CONFIG,
-    RUN,
-    model_folders,
-    not_sealed,
-    read_run,
-    read_settings,
-    read_summary,
-)
+from pretrain.run.folder import CONFIG, RUN, model_folders, not_sealed, read_run, read_settings, read_summary
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.tolerant_json import is_number
 

@@ -63,7 +63,7 @@ def _check_probe(config: RunConfig) -> None:
 
 def _check_room(config: RunConfig, vocabulary_size: int) -> None:
     if not surely_has_room(config, vocabulary_size):
+        from pretrain.preflight.memory import parameters_of  # the model itself says, which needs torch
         from pretrain.preflight.room import check_room
-        from pretrain.preflight.startup import parameters_of  # the model itself says, which needs torch
 
         check_room(config, parameters_of(config, vocabulary_size))

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import sealed_json
 from data_pipeline.io.files import open_to_write, refuse_links, write_once, write_whole
 from pretrain.checkpoint.store import FOLDER, checkpoints
-from pretrain.config.settings import FP8, RunConfig
-from pretrain.objectives.teacher import teacher_identity
-from pretrain.preflight.check_run import Plan
+from pretrain.config.settings import RunConfig
+from pretrain.preflight.check_run import Plan, run_identity
 from pretrain.run.attempts import ATTEMPTS
 from pretrain.run.folder import (
     CONFIG,
@@ -36,14 +34,12 @@ from pretrain.run.folder import (
 from pretrain.run.heartbeat import HEARTBEAT
 from pretrain.run.late_files import folder_wait, wait_until_shown
 from pretrain.run.metrics_file import LOST, METRICS, read_metrics
-from pretrain.run.time_budget import shares_digest
 from pretrain.run.uploaded import UPLOADED
 
 if TYPE_CHECKING:
     from pretrain.distributed.world import World
 
-ADAPTING = ("init_positions", "init_new_words")
-"""Settings of how the weights of init_from are adapted: of no matter without it, but for the positions of phases."""
+
 WRITTEN = (
     *(
         ".lock",
@@ -63,56 +59,6 @@ WRITTEN = (
 """Files and folders that a run writes in its folder."""
 LOCK_WAIT_SECONDS = 5.0
 """How long a killed process may take to exit, so that the same command can be rerun at once."""
-
-
-def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
-    """Return the settings that determine the weights in one phase: a folder holds one run with one identity.
-
-    Ranks, ZeRO stage, micro-batch and intervals are not in it: they may change at a resume."""
-    groups = {name: asdict(config)[name] for name in ("optim", "schedule", "encoder")}
-    groups[f"objective.{config.objective.name}"] = config.objective.of_member() | teacher_identity(config)
-    return {
-        "data": plan.index.identity,
-        "vocabulary": plan.index.vocabulary.sha256,
-        "objective.name": config.objective.name,
-        "data.streams": plan.streams,
-        "data.dynamic_masking": dict(plan.masking.identity) if plan.masking else None,
-        "run.seed": config.run.seed,
-        "train.steps": config.train.steps,
-        "train.minutes": config.train.minutes,
-        "train.replay": shares_digest(config.train.replay, plan.phase.name),
-        "train.global_batch": config.train.global_batch,
-        "train.batch_ramp": config.train.batch_ramp,
-        "train.batch_ramp_from": config.train.batch_ramp_from,
-        "train.precision": FP8 if config.train.precision == FP8 else plan.precision,
-        "train.clip": config.train.clip,
-        "data.separators": config.data.separators,
-        "data.separator_gap": config.data.separator_gap,
-        **{f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()},
-        "init_from": config.init_from,
-        "init_moments": config.init_moments,
-        **{key: getattr(config, key) for key in _adapting(config, plan)},
-    }
-
-
-def _adapting(config: RunConfig, plan: Plan) -> tuple[str, ...]:
-    if config.init_from:
-        return ADAPTING
-    return ("init_positions",) if plan.phase.name else ()
-
-
-def run_identity(plans: list[Plan]) -> dict[str, Any]:
-    """Return the run's identity; with phases, settings that differ are under each phase's name."""
-    each = {plan.phase.name: identity_of(plan.phase.config, plan) for plan in plans}
-    first = next(iter(each.values()))
-    if len(each) == 1:
-        return first | ({"phases": list(each)} if list(each) != [""] else {})
-    shared = {key for key in first if all(other[key] == first[key] for other in each.values())}
-    return {
-        "phases": list(each),
-        **{key: first[key] for key in first if key in shared},
-        **{f"{name}.{key}": own[key] for name, own in each.items() for key in own if key not in shared},
-    }
 
 
 def check_folder(

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from data_pipeline.compiled import philox
 from data_pipeline.loader.loader import Loader
 from data_pipeline.loader.packing import StepShare
 from data_pipeline.loader.prefetch import Prefetch
@@ -21,6 +22,11 @@ from pretrain.preflight.check_run import Plan
 from pretrain.training import compile_model
 from pretrain.training.progress import Position
 from pretrain.training.stream_memory import StreamMemory
+
+
+def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
+    """Seed torch's generators for the dropout of one micro-batch, so that no generator state needs saving."""
+    torch.manual_seed(philox.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
 
 
 @dataclass(frozen=True, eq=False)

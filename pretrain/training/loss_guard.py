@@ -15,7 +15,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.training.resume import Position
+from pretrain.training.progress import Position
 
 MOST_IN_A_ROW = 10
 """Consecutive skipped batches, or rollbacks to one checkpoint, after which the run ends as unrecoverable."""

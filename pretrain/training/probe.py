@@ -32,9 +32,7 @@ class Probe:
     def _read(self) -> None:
         if self._world.rank:
             return
-        from pretrain.evaluate.downstream.probe import (
-            ProbeTask,  # transformers, seconds that only a probe needs
-        )
+        from pretrain.evaluate.downstream.probe import ProbeTask
 
         self._task = ProbeTask.read(self.name, Path(self._config.train.probe_data))
         self._tokenizer = self._plan.index.tokenizer_json().decode("utf-8")

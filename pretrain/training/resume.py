@@ -31,12 +31,11 @@ from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.encoder import set_thetas
 from pretrain.objectives.teacher import has_teacher
 from pretrain.optim import lamb_torch
-from pretrain.preflight.check_run import Plan
+from pretrain.preflight.check_run import Plan, identity_of
 from pretrain.run.folder import refuse_another
 from pretrain.run.late_files import folder_wait
 from pretrain.run.metrics_file import cut_metrics
 from pretrain.training import compile_model
-from pretrain.training.claim_folder import identity_of
 from pretrain.training.initial_weights.longer_examples import extend_trained_positions
 from pretrain.training.initial_weights.start import start_from
 from pretrain.training.initial_weights.unpadded import reader, real_shapes, unpadded

@@ -40,10 +40,7 @@ from rich.table import Table  # noqa: E402
 from data_pipeline.loader.bin_packing import caps_for  # noqa: E402
 from data_pipeline.loader.loader import Loader, Shares, order_of  # noqa: E402
 from data_pipeline.records import Examples  # noqa: E402
-from data_pipeline.shards.index import (  # noqa: E402
-    Index,
-    write_index,
-)
+from data_pipeline.shards.index import Index, write_index  # noqa: E402
 from data_pipeline.shards.writer import BlockReader, write_shard  # noqa: E402
 from tests.factories.shards import StubVocabulary, blocks_of, filled  # noqa: E402
 

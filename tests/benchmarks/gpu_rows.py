@@ -12,7 +12,8 @@ import numpy as np
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import StepShare, pack
 from data_pipeline.records import Examples
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.model.batch import Shape
 from tests.factories.models import config_of
 from tests.factories.shards import filled

@@ -3,7 +3,8 @@
 from typing import Any
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export.families.registry import FAMILIES
 
 WORDS = 100

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load, meet_needs
 from tests.factories.teachers import with_teacher

@@ -12,7 +12,8 @@ from data_pipeline.io.files import read_bytes
 from data_pipeline.shards.index import TOKENIZER, Index
 from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING
 from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM

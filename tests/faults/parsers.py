@@ -29,9 +29,10 @@ from data_pipeline.shards.block import BlockError, check_examples, decode_block,
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.writer import BlockReader, problems
+from launch.recipes import RECIPES
 from launch.settings.evaluation import read_changes
 from launch.settings.folder import with_folder_settings
-from launch.settings.recipe import RECIPES, load_config, setting_names
+from launch.settings.recipe import load_config, setting_names
 from launch.studies.read import read_settings as read_study_settings
 from pretrain.checkpoint.marker import sealed
 from pretrain.checkpoint.store import open_checkpoint, save_checkpoint

@@ -13,7 +13,7 @@ from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.training.loss_guard import Guard
-from pretrain.training.resume import Position
+from pretrain.training.progress import Position
 from tests.command_line import Maskmill, setting
 from tests.run_ends import assert_same_weights, final
 

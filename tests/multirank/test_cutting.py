@@ -24,8 +24,8 @@ from pretrain.training.batch_counts import StopRequest, with_batch_counts
 from pretrain.training.device_feed import Feed
 from pretrain.training.loss_guard import Guard
 from pretrain.training.loss_meter import LossMeter
+from pretrain.training.progress import Position
 from pretrain.training.rank_timing import Pace
-from pretrain.training.resume import Position
 from pretrain.training.stream_memory import StreamMemory
 from tests.factories.models import fresh_model
 from tests.factories.shards import SIZE, StubVocabulary, blocks_of

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.float64 import KeepFloat64
 from pretrain.export.families.registry import chosen_families

@@ -13,7 +13,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.settings import mask_stages
 from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export.families.ernie import ERNIE_FOR_PRETRAINING
 from pretrain.export.families.registry import check_config
 from pretrain.export.writer import write_config

@@ -12,7 +12,8 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export import writer
 from pretrain.export.bundle import exported_folders, gather
 from pretrain.export.families import registry

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.base import Model

@@ -13,7 +13,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import NOTE
 from data_pipeline.records import Examples
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export import writer
 from pretrain.export.bundle import gather
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export import writer
 from pretrain.export.families.base import Family
 from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM

@@ -20,7 +20,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export.families.registry import check_config
 from pretrain.export.families.xlnet import XLNET_LM, same_dtype
 from pretrain.export.reader import read_weights

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.slow
 
 def app_verbs() -> list[str]:
     """Every verb of the command line."""
-    from launch.cli import app
+    from launch import cli
 
-    return [command.callback.__name__ for command in app.registered_commands if command.callback]
+    return [command.callback.__name__ for command in cli.app.registered_commands if command.callback]
 
 
 def refused(maskmill: Maskmill, *arguments: str) -> str:

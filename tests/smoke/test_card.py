@@ -10,9 +10,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 from data_pipeline.settings import settings_affecting_bytes
+from data_pipeline.sources.source_snapshot import name_only
 from launch.settings.recipe import load_config
 from pretrain.export.bundle import PLACEHOLDER
-from pretrain.export.card_recipe import name_only, recipe_yaml
+from pretrain.export.card_recipe import recipe_yaml
 from pretrain.export.energy import LOAD, PUE, estimate, watts
 from pretrain.run.attempts import Attempt, read_attempts
 from pretrain.run.folder import sealed_lines

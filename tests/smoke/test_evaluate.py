@@ -10,7 +10,7 @@ import transformers
 from typer.testing import CliRunner
 
 from data_pipeline.errors import UserError
-from launch.cli import app
+from launch import cli
 from pretrain.evaluate.downstream import evaluate as page
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from tests.factories.encoders import encoder_folder
@@ -28,7 +28,7 @@ def glue(tmp_path: Path) -> Path:
 
 
 def call(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+    result = CliRunner().invoke(cli.app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
     if isinstance(result.exception, UserError):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -37,7 +37,7 @@ def call(*arguments: object) -> str:
 
 def error(*arguments: object) -> str:
     with pytest.raises(UserError) as found:
-        CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+        CliRunner().invoke(cli.app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
     assert "\n" not in str(found.value)
     return str(found.value)
 

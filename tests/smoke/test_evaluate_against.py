@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data_pipeline.errors import UserError
-from launch.cli import app
+from launch import cli
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write
 
@@ -17,7 +17,7 @@ QUICK = ["epochs=1", "max_length=32", "batch=2", "threads=1"]
 
 
 def call(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+    result = CliRunner().invoke(cli.app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 

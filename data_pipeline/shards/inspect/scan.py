@@ -18,11 +18,11 @@ from data_pipeline.io.npy import offsets_of
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.records import REQUIRED, Examples, ShowProgress
 from data_pipeline.sequences.registry import label_names
-from data_pipeline.shards.index import INDEX, SPLITS, Index, Split, VocabularyStamp
+from data_pipeline.shards.index import INDEX, SPLITS, Index, Split
 from data_pipeline.shards.inspect.repeat_counter import Repeats
 from data_pipeline.shards.inspect.rules import findings
 from data_pipeline.shards.padding_cost import PaddingCounter
-from data_pipeline.shards.schema import MAX_TOKENS
+from data_pipeline.shards.schema import MAX_TOKENS, VocabularyStamp
 from data_pipeline.shards.statistics import text_share
 from data_pipeline.shards.writer import BlockReader, tokenizer_problem, verified_blocks
 

@@ -8,16 +8,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.studies.check_design import check_design
-from pretrain.evaluate.studies.design import (
-    FORMS,
-    OF_TASKS,
-    Arm,
-    Changes,
-    Design,
-    Form,
-    Scoring,
-    Settings,
-)
+from pretrain.evaluate.studies.design import FORMS, OF_TASKS, Arm, Changes, Design, Form, Scoring, Settings
 
 
 def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: object) -> Design:

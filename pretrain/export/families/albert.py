@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
+from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.layer_sharing import (
     first_of_group,
     group_of,
@@ -18,9 +19,10 @@ from pretrain.config.layer_sharing import (
     layer_and_rest,
     names_within_layers,
 )
-from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.export.families.base import Config, Family, Head
+from pretrain.config.settings import RunConfig
+from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING, FIELDS, NAMES
+from pretrain.export.families.entries import Config, Head
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,14 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.encoder_settings import SWITCHES
-from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.export.families.entries import Config as Config
-from pretrain.export.families.entries import Field as Field
-from pretrain.export.families.entries import Head as Head
-from pretrain.export.families.entries import Part as Part
-from pretrain.export.families.entries import Weight as Weight
-from pretrain.export.families.entries import field_of
+from pretrain.config.encoder_settings import SWITCHES, EncoderSettings
+from pretrain.config.settings import RunConfig
+from pretrain.export.families.entries import Config, Field, Head, field_of
 from pretrain.export.families.weight_names import WeightNames
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from pretrain.export.families.base import Family, Field, Head
+from pretrain.export.families.base import Family
+from pretrain.export.families.entries import Field, Head
 
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 """Our activation -> `hidden_act`. Of the tanh forms, this one calls the same kernel as ours."""

@@ -7,8 +7,9 @@ field `direction` of config.json and the card say.
 from dataclasses import replace
 
 from pretrain.config.settings import CausalSettings, RunConfig
-from pretrain.export.families.base import Config, Family, Head
+from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING
+from pretrain.export.families.entries import Config, Head
 
 _BACKWARDS = (
     "A decoder with a language-model head, trained on texts whose tokens were reversed: it reads"

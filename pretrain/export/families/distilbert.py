@@ -1,7 +1,8 @@
 """Define DistilBERT in transformers: BERT's layers under other names, no segments and no pooler."""
 
-from pretrain.export.families.base import Family, Field, Head
+from pretrain.export.families.base import Family
 from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS
+from pretrain.export.families.entries import Field, Head
 
 _LAYER, _THEIR_LAYER = "encoder.layers.{i}", "distilbert.transformer.layer.{i}"
 

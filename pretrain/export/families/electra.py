@@ -9,9 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from data_pipeline.errors import UserError
-from pretrain.config.settings import ElectraSettings, EncoderSettings, RunConfig
-from pretrain.export.families.base import Config, Family, Head
+from pretrain.config.electra_settings import ElectraSettings
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
+from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING, NAMES
+from pretrain.export.families.entries import Config, Head
 
 if TYPE_CHECKING:
     from torch import Tensor

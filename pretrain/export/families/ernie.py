@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pretrain.export.families.base import Part, Weight
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING
+from pretrain.export.families.entries import Part, Weight
 
 
 def _renamed(theirs: str | Weight | Part) -> str:

@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.export.families.base import Config, Field, Head
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS
+from pretrain.export.families.entries import Config, Field, Head
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.rotary import Rotary
 

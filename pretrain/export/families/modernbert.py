@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Config, Field, Head, Part
 from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS
+from pretrain.export.families.entries import Config, Field, Head, Part
 from pretrain.export.families.rotary import Rotary
 
 _LAYER = "encoder.layers.{i}"

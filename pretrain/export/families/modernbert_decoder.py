@@ -6,8 +6,8 @@ them, so that what we call a window of 128 (64 before it, and itself) is its 130
 
 from dataclasses import replace
 
-from pretrain.export.families.base import Field
 from pretrain.export.families.bert_decoder import BERT_DECODER, Decoder
+from pretrain.export.families.entries import Field
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM, ModernBert
 
 

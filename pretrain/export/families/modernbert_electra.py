@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pretrain.config.settings import EncoderSettings
-from pretrain.export.families.base import Head, Part, Weight
+from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.export.families.electra import (
     EMBEDDINGS,
     LEFT_OUT_OF_DISCRIMINATOR,
@@ -20,6 +19,7 @@ from pretrain.export.families.electra import (
     Generator,
     of_generator,
 )
+from pretrain.export.families.entries import Head, Part, Weight
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM, ModernBert
 
 if TYPE_CHECKING:

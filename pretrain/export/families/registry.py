@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import check_hashes, is_plain, read_json
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
@@ -24,7 +25,7 @@ from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM, XLM_ROBERTA_
 from pretrain.export.families.xlnet import XLNET_LM
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary.files import Vocabulary
+    from data_pipeline.vocabulary.base import Vocabulary
 
 FAMILIES = {
     family.name: family

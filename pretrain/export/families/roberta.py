@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Config, Family, Head, Weight
+from pretrain.export.families.base import Family
 from pretrain.export.families.bert import FIELDS, NAMES
+from pretrain.export.families.entries import Config, Head, Weight
 
 if TYPE_CHECKING:
     from torch import Tensor

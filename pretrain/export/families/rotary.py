@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Config, Family
+from pretrain.export.families.base import Family
+from pretrain.export.families.entries import Config
 
 if TYPE_CHECKING:
     import transformers

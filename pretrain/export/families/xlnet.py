@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import CLS_SEGMENT, RunConfig
-from pretrain.export.families.base import Config, Family, Field, Head, Weight
+from pretrain.export.families.base import Family
 from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS
+from pretrain.export.families.entries import Config, Field, Head, Weight
 
 if TYPE_CHECKING:
     import transformers

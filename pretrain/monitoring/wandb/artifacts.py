@@ -18,7 +18,13 @@ from pretrain.checkpoint.store import MARKER, Checkpoint, checkpoints, open_chec
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.monitoring.wandb.connection import Connection, begin, warn, why
-from pretrain.monitoring.wandb.run_identity import Stage, evaluate_stage, export_stage, folder_name, prepare_stage
+from pretrain.monitoring.wandb.run_identity import (
+    Stage,
+    evaluate_stage,
+    export_stage,
+    folder_name,
+    prepare_stage,
+)
 from pretrain.run.folder import read_run
 from pretrain.run.task_scores import read_task_scores
 

@@ -25,7 +25,9 @@ _WRONG_KEY = re.compile(
     r"(?i:(?:error|status|code)\W{1,3}401\b|\b401 (?:unauthori[sz]ed|client error)|AuthenticationError|not logged in"
     r"|invalid api key)"
 )
-_FORBIDDEN = re.compile(r"(?i:(?:error|status|code)\W{1,3}403\b|\b403 (?:forbidden|client error)|permission denied)")
+_FORBIDDEN = re.compile(
+    r"(?i:(?:error|status|code)\W{1,3}403\b|\b403 (?:forbidden|client error)|permission denied)"
+)
 _REFUSED = re.compile(r"(?i:connection refused|actively refused|\[Errno 111\])")
 Point = Mapping[str, float | Bars]
 
@@ -113,7 +115,9 @@ def begin(stage: Stage) -> Connection:
         return start(stage, online=False)
     try:
         return start(stage, online=True)
-    except Exception as error:  # a firewall or a server that is down: the run continues, `maskmill sync` sends it
+    except (
+        Exception
+    ) as error:  # a firewall or a server that is down: the run continues, `maskmill sync` sends it
         what = "W&B was reached and refused" if is_refused_key(error) else "W&B cannot be reached"
         warn(f"{what}, continuing offline: {why(error)}")
         _wandb().teardown()  # W&B's own process still holds the run's id for the failed attempt

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
+from pretrain.monitoring.wandb.artifacts import settings_of
 from pretrain.monitoring.wandb.connection import default_entity, has_key, make_project, why
 from pretrain.monitoring.wandb.dashboard_panels import Panel, sections
-from pretrain.monitoring.wandb.artifacts import settings_of
 from pretrain.monitoring.wandb.run_identity import group_of
 
 TITLE, X_AXIS = "Maskmill", "step"

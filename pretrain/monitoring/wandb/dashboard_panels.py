@@ -69,7 +69,9 @@ def _learning(objective: str) -> Section:
             Panel("Held-out accuracy by pair label", _held_out(by_label)),
             Panel("Loss by pair label", tuple(name for name, m in labelled if m.what == "loss")),
         ]
-    panels += _where_a_word_is_shown(_unique(m.kind.name for m in parts if m and m.kind.part and m.kind.beside))
+    panels += _where_a_word_is_shown(
+        _unique(m.kind.name for m in parts if m and m.kind.part and m.kind.beside)
+    )
     panels += [
         Panel(f"Loss that is minimised: {' + '.join(losses)}", ("loss", f"{HELD_OUT}loss")),
         Panel("Its terms", (*losses, *_held_out(losses))),
@@ -92,9 +94,7 @@ def _question(leads: list[Kind], pairs: bool) -> str:
         if kind.part:
             parts.append("Losses over all predicted tokens fall by copying the words that stay visible.")
     if pairs:
-        parts.append(
-            "A pair label whose accuracy is 1 while the other's is 0 has not been learnt at all."
-        )
+        parts.append("A pair label whose accuracy is 1 while the other's is 0 has not been learnt at all.")
     return " ".join(parts)
 
 
@@ -110,7 +110,10 @@ def _leading(kind: Kind) -> list[Panel]:
         ]
     perplexity = (f"{name}_perplexity", f"{HELD_OUT}{name}_perplexity")
     return [
-        Panel(f"{title_of(kind.said('loss'))}, and of word frequencies alone", (*losses, f"{HELD_OUT}{name}_unigram_loss")),
+        Panel(
+            f"{title_of(kind.said('loss'))}, and of word frequencies alone",
+            (*losses, f"{HELD_OUT}{name}_unigram_loss"),
+        ),
         Panel(f"{title_of(kind.said('accuracy'))}, and of the most frequent token", accuracy),
         Panel(title_of(kind.said("perplexity")), perplexity, log=True),
         Panel(f"Share of the commonest answer {kind.at}".rstrip(), (f"{HELD_OUT}{name}_top_share",)),

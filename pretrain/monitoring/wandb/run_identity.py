@@ -43,7 +43,9 @@ def train_stage(
     hashes = {key: value for key, value in identity.items() if key.rpartition(".")[2] == "data"}
     facts = {"code": code_version(), "data_index": hashes, "vocabulary_sha256": identity.get("vocabulary")}
     group = group_of(folder, settings.group)
-    return Stage(folder, settings.project, run_id, folder.name, group, "train", {**redact_settings(config), **facts})
+    return Stage(
+        folder, settings.project, run_id, folder.name, group, "train", {**redact_settings(config), **facts}
+    )
 
 
 def prepare_stage(config: RunConfig, index: Index) -> Stage:

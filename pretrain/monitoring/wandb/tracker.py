@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.errors import first_line
 from pretrain.config.settings import MonitorSettings
 from pretrain.monitoring.wandb import artifacts
 from pretrain.monitoring.wandb.alerts import Alerts
-from pretrain.monitoring.wandb.connection import Connection, begin, first_line, tell, warn, why, why_offline
+from pretrain.monitoring.wandb.connection import Connection, begin, tell, warn, why, why_offline
 from pretrain.monitoring.wandb.points import point_of
 from pretrain.monitoring.wandb.run_identity import Stage, train_stage
 from pretrain.run.folder import read_run

@@ -1,6 +1,7 @@
 """List rules of the model: of the objective's encoder, and of any encoder."""
 
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import ENCODER_VARIANTS, OBJECTIVES, registered
 from pretrain.preflight.contradictions.rule import Rule
 from pretrain.preflight.ranges import value_of

@@ -15,8 +15,9 @@ from data_pipeline.io.files import write_whole
 from pretrain.report.html.advice import advice_section
 from pretrain.report.html.blanks import blanks_section
 from pretrain.report.html.breakdown import time_figures
-from pretrain.report.html.charts.curves import OPTIMIZER, SPEED, charts
+from pretrain.report.html.charts.curves import charts
 from pretrain.report.html.charts.heat import trust_picture
+from pretrain.report.html.charts.pictures import OPTIMIZER, SPEED
 from pretrain.report.html.headline import headline
 from pretrain.report.html.history import history_section
 from pretrain.report.html.provenance import reproduce_section, settings_section

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from data_pipeline.vocabulary.files import FILES, Vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import FILES
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.registry import check_config, check_vocabulary
 from pretrain.run.folder import model_folders

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export.families.entries import Part, Weight
 from pretrain.export.families.headers import Header, stored_headers
 from pretrain.export.families.registry import family_of

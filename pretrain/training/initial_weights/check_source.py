@@ -6,9 +6,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.dynamic_masking import shards_vocabulary
 from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
 from pretrain.config.settings import RunConfig
-from pretrain.preflight.check_run import Plan
+from pretrain.preflight.check_run import Plan, identity_of
 from pretrain.run.folder import model_folders, refuse_another
-from pretrain.training.claim_folder import identity_of
 from pretrain.training.initial_weights.check import check_hugging_face, refuse_missing
 
 MODEL = (

@@ -12,7 +12,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.base import Vocabulary, part_of
 from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS
-from pretrain.export.families.base import MAY_CHANGE, UNCHECKED, Config, Family
+from pretrain.export.families.base import MAY_CHANGE, UNCHECKED, Family
+from pretrain.export.families.entries import Config
 from pretrain.export.families.registry import family_of
 from pretrain.run.folder import model_folders
 

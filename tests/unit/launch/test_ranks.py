@@ -223,7 +223,8 @@ def test_processes_end_with_their_supervisor(is_rank: bool, tmp_path: Path) -> N
     """A rank is killed; what starts ranks is told to end, so that they save."""
     script = f"""
 import os, pathlib, signal, sys, time
-from launch.ranks import SUPERVISOR, end_with_supervisor
+from pretrain.distributed.launch_env import SUPERVISOR
+from launch.ranks import end_with_supervisor
 if SUPERVISOR not in os.environ:
     import subprocess
     subprocess.Popen([sys.executable, __file__], env=os.environ | {{SUPERVISOR: str(os.getpid())}}).wait()

@@ -8,11 +8,13 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
+from launch.recipes import recipe_names
 from launch.settings.manual import manual
-from launch.settings.recipe import load_config, recipe_names, setting_names
+from launch.settings.recipe import load_config, setting_names
+from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.phases import data_of_phases, phases_of
 from pretrain.config.schema import schema
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.preflight.forecast import rate_of
 from pretrain.preflight.ranges import CHOICES, RANGES, value_of
 

@@ -20,20 +20,22 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.show_examples import words_of
 from data_pipeline.shards.schema import VocabularyStamp
 from data_pipeline.shards.writer import BlockReader
+from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.phases import phases_of
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
+from pretrain.monitoring.run_log import is_due
 from pretrain.objectives.losses import Term, Terms
 from pretrain.objectives.registry import load, with_defaults
-from pretrain.train import compute, is_due
+from pretrain.preflight.check_run import identity_of
+from pretrain.train import compute
 from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_counts
-from pretrain.training.claim_folder import identity_of
 from pretrain.training.device_feed import Feed
 from pretrain.training.loss_guard import Guard
 from pretrain.training.loss_meter import LossMeter
+from pretrain.training.progress import Position
 from pretrain.training.rank_timing import Pace
-from pretrain.training.resume import Position
 from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut
 from tests.command_line import setting

@@ -48,57 +48,27 @@ PLACES = {
     },
 }
 
-IMPORTS = {
-    "data_pipeline/io": "",
-    "data_pipeline/compiled": "io",
-    "data_pipeline/records": "compiled io",
-    "data_pipeline/settings": "io",
-    "data_pipeline/sources": "compiled io records settings",
-    "data_pipeline/vocabulary": "compiled io records settings sources",
-    "data_pipeline/tokenize": "compiled io records settings sources vocabulary",
-    "data_pipeline/masking": "compiled io records settings tokenize",
-    "data_pipeline/sequences": "compiled io records settings",
-    "data_pipeline/shards": "compiled io masking records sequences settings sources",
-    "data_pipeline/loader": "compiled io masking records settings shards vocabulary",
-    "data_pipeline/stages": (
-        "compiled io masking records sequences settings shards sources tokenize vocabulary"
-    ),
-    "data_pipeline/prepare": "io loader records settings shards sources stages vocabulary",
-    "pretrain/config": "",
-    "pretrain/optim": "config",
-    "pretrain/distributed": "config optim",
-    "pretrain/run": "config distributed",
-    "pretrain/checkpoint": "config distributed optim run",
-    "pretrain/model": "config",
-    "pretrain/export/families": "config",
-    "pretrain/objectives": "config families model",
-    "pretrain/evaluate": "families model objectives run",
-    "pretrain/preflight": "checkpoint config distributed families model objectives optim run",
-    "pretrain/export": "checkpoint config evaluate families model objectives preflight run",
-    "pretrain/evaluate/downstream": "evaluate families run",
-    "pretrain/training": (
-        "checkpoint config distributed downstream evaluate export families model objectives optim preflight run"
-    ),
-    "pretrain/monitoring": "checkpoint config distributed evaluate objectives preflight run training",
-    "pretrain/report": "checkpoint distributed evaluate families objectives run",
-    "pretrain/evaluate/studies": "config families objectives preflight report run",
-    "pretrain/train": ("checkpoint config distributed monitoring optim preflight report run training"),
-    "launch/recipes": "",
-    "launch/cluster": "",
-    "launch/ranks": "",
-    "launch/compile_caches": "",
-    "launch/settings": "cluster recipes",
-    "launch/studies": "ranks settings",
-    "launch/app": "recipes settings",
-    "launch/doctor": "ranks",
-    "launch/progress": "",
-    "launch/new_words": "",
-    "launch/inspecting": "app progress",
-    "launch/verbs": "app cluster doctor inspecting new_words progress ranks settings studies",
-    "launch/cli": "app compile_caches ranks verbs",
+TIES = {
+    frozenset(("data_pipeline/errors", "data_pipeline/io")),
+    frozenset(("pretrain/evaluate", "pretrain/export")),
+    frozenset(("pretrain/evaluate", "pretrain/report")),
+    frozenset(("pretrain/export", "pretrain/objectives")),
+    frozenset(("pretrain/export", "pretrain/preflight")),
 }
-"""What each folder, or module beside them, imports of its own package, by their last names. A line names only lines
-above it. A folder inside another has a line of its own where it comes before or after the rest of that folder."""
+"""Folders that still import each other. The list only gets shorter."""
+
+DEEP = (
+    "data_pipeline/shards/",
+    "data_pipeline/sources/",
+    "pretrain/evaluate/",
+    "pretrain/export/",
+    "pretrain/model/",
+    "pretrain/monitoring/",
+    "pretrain/preflight/",
+    "pretrain/report/",
+    "pretrain/training/",
+)
+"""Folders that still have folders in them. The list only gets shorter."""
 
 
 @cache
@@ -259,14 +229,15 @@ def types_only(tree: ast.AST) -> set[ast.AST]:
     return {node for block in blocks for statement in block.body for node in ast.walk(statement)}
 
 
-@pytest.fixture(scope="module")
-def imported() -> dict[str, set[str]]:
-    """Each module with the modules of ours that it imports, at its top or inside a function."""
+@cache
+def imported(*, types: bool = False) -> dict[str, set[str]]:
+    """Each module with the modules of ours that it imports, at its top or inside a function; with `types` those under
+    TYPE_CHECKING too."""
     known = modules()
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
         tree = ast.parse(path.read_text())
-        skipped, found = types_only(tree), set()
+        skipped, found = set() if types else types_only(tree), set()
         for node in ast.walk(tree):
             if node in skipped:
                 continue
@@ -299,34 +270,30 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return next((found for name in graph if (found := walk(name, []))), [])
 
 
-def test_no_modules_import_each_other_in_a_circle(imported: dict[str, set[str]]) -> None:
+def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
-    assert circle(imported) == []
+    assert circle(imported()) == []
 
 
 def folder(module: str) -> str:
-    """The deepest line of IMPORTS that a module belongs to; errors.py, whose texts are redacted, is a part of io/."""
-    path = module.replace(".", "/").replace("data_pipeline/errors", "data_pipeline/io/errors")
-    folders = [path, *(str(parent) for parent in Path(path).parents)]
-    return next((place for place in folders if place in IMPORTS), path)
+    """The folder of a package that a module is in, or the module beside the folders."""
+    return "/".join(module.split(".")[:2])
 
 
-def test_folders_import_what_the_table_says(imported: dict[str, set[str]]) -> None:
-    used: dict[str, set[str]] = {}
-    for name, others in imported.items():
-        here = folder(name)
-        if "/" in here:
-            inside = {
-                there for other in others if (there := folder(other)).split("/")[0] == here.split("/")[0]
-            }
-            used.setdefault(here, set()).update(Path(place).name for place in inside - {here} if "/" in place)
-    table = {place: set(others.split()) for place, others in IMPORTS.items()}
-    assert used == table
+def test_no_two_folders_import_each_other() -> None:
+    """Not even for annotations."""
+    used = {
+        (folder(name), folder(other)) for name, others in imported(types=True).items() for other in others
+    }
+    tied = {frozenset(pair) for pair in used if len(set(pair)) == 2 and pair[::-1] in used}
+    assert tied <= TIES
 
 
-def test_each_line_of_the_table_names_only_lines_above_it() -> None:
-    above: set[str] = set()
-    for place, others in IMPORTS.items():
-        package = place.split("/")[0]
-        assert {f"{package}/{other}" for other in others.split()} <= above, place
-        above.add(f"{package}/{Path(place).name}")
+def test_no_module_is_deeper_than_three_levels() -> None:
+    deep = [
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in sources(package)
+        if len(path.relative_to(ROOT).parts) > 3
+    ]
+    assert [path for path in deep if not path.startswith(DEEP)] == []

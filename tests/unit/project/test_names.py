@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from launch.cli import app
-from launch.settings.recipe import RECIPES, recipe_names, setting_names
+from launch import cli
+from launch.recipes import RECIPES, recipe_names
+from launch.settings.recipe import setting_names
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.registry import FAMILIES
 from pretrain.objectives.registry import OBJECTIVES
@@ -29,7 +30,7 @@ GROUPS = [
     for f in fields(RunConfig)
     if f.name not in ("init_from", "init_moments", "init_positions", "init_new_words", "phases")
 ]
-VERBS = dict(typer.main.get_command(app).commands.items())  # type: ignore[attr-defined]
+VERBS = dict(typer.main.get_command(cli.app).commands.items())  # type: ignore[attr-defined]
 
 
 def text_of(page: Path) -> str:

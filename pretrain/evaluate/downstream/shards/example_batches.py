@@ -18,10 +18,7 @@ from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.inputs.builder import Input, padded, token_slice
-from pretrain.evaluate.downstream.tasks.untrained.likelihood import (
-    batches_by_cost,
-    refuse_discriminator,
-)
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import batches_by_cost, refuse_discriminator
 
 READ = 4096
 """Examples in memory at a time."""

@@ -9,15 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pretrain.evaluate.scores import sum_of
-from pretrain.objectives.metrics import (
-    HELD_OUT,
-    Kind,
-    kinds_in,
-    label_title,
-    leads_alone,
-    said,
-    title_of,
-)
+from pretrain.objectives.metrics import HELD_OUT, Kind, kinds_in, label_title, leads_alone, said, title_of
 from pretrain.report.html.charts.draw import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
 from pretrain.report.html.charts.figures import Level, Series
 from pretrain.report.html.charts.pictures import LEARNING, OPTIMIZER, SPEED, Curve, Picture, of_probes

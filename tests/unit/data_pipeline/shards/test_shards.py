@@ -23,23 +23,11 @@ from data_pipeline.io.canonical_json import SEAL, canonical_json, sealed_json
 from data_pipeline.io.files import read_bytes, read_ranges, write_whole
 from data_pipeline.io.object_store import object_names
 from data_pipeline.records import REQUIRED, Examples, concatenate
-from data_pipeline.shards.block import (
-    BlockError,
-    _member,
-    check_examples,
-    decode_block,
-    encode_block,
-)
+from data_pipeline.shards.block import BlockError, _member, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import Index, write_index
 from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.inspect.text import report
-from data_pipeline.shards.writer import (
-    BlockReader,
-    problems,
-    stock_samples,
-    verify_full,
-    write_shard,
-)
+from data_pipeline.shards.writer import BlockReader, problems, stock_samples, verify_full, write_shard
 from tests.factories.preparations import hashes, silent
 from tests.factories.shards import SIZE, StubVocabulary, blocks_of, random_examples, shard_folder
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.settings.recipe import recipe_names, setting_names
+from launch.recipes import recipe_names
+from launch.settings.recipe import setting_names
 from tests.command_line import ROOT, command, environ
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from launch.ranks import SUPERVISOR
 from launch.studies import cells, score
 from launch.studies.cells import DIVERGED, identity_of, measure
 from launch.studies.place import Place, check_model, maskmill
 from launch.studies.read import read_design, read_settings
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.world import World
 from pretrain.evaluate.studies.design import Changes, Design
 from pretrain.evaluate.studies.measured import Cell, read_measured

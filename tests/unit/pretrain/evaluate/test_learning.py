@@ -15,7 +15,8 @@ from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources import discover
 from data_pipeline.sources.source_weights import smoothed
 from data_pipeline.vocabulary import sample as learning
-from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.sample import learn_vocabulary, sample
 from tests.command_line import write_text
 from tests.factories.vocabularies import TEXT

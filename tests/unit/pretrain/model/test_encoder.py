@@ -10,7 +10,8 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
 from pretrain.model.embeddings import FewRows, rotated, rotation

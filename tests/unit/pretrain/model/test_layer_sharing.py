@@ -12,6 +12,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.recipe import load_config
+from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.layer_sharing import (
     HALVES,
     first_of_group,
@@ -21,7 +22,8 @@ from pretrain.config.layer_sharing import (
     layer_and_rest,
     owner_of,
 )
-from pretrain.config.settings import EncoderSettings, OptimSettings, RunConfig
+from pretrain.config.optim_settings import OptimSettings
+from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.flops import encoder_flops

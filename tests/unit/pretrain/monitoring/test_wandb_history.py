@@ -17,8 +17,8 @@ from pretrain.monitoring.wandb.points import by_layer, by_rank, point_of
 from pretrain.run import metrics_file
 from pretrain.run.uploaded import Uploaded, reconciled
 from pretrain.training.loss_guard import Guard
+from pretrain.training.progress import Position
 from pretrain.training.rank_timing import Lap, RankPace, slowdowns
-from pretrain.training.resume import Position
 
 
 class Server:

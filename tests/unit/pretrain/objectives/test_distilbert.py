@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM

@@ -7,7 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import ElectraSettings, EncoderSettings, RunConfig
+from pretrain.config.electra_settings import ElectraSettings
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.model.embeddings import add_up
 from pretrain.model.initialize import without_padding

@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.base import Model
 from pretrain.objectives.electra_two_stage import Discriminator, Generator

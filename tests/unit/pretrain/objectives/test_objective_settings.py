@@ -14,8 +14,8 @@ from pretrain.config.phases import phases_of
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.export.families.registry import chosen_families
 from pretrain.objectives.registry import OBJECTIVES, load, meet_needs, registered
+from pretrain.preflight.check_run import identity_of
 from pretrain.preflight.validate import check
-from pretrain.training.claim_folder import identity_of
 from tests.factories.objectives import WithHalved, register
 
 

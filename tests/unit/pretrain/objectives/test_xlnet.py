@@ -10,7 +10,8 @@ import torch
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.model.batch import IGNORED, MicroBatch, Shape
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import keeps_memory, load

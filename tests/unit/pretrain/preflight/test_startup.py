@@ -14,8 +14,9 @@ from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan, check_run
 from pretrain.preflight.forecast import forecast
 from pretrain.preflight.gpus import GPUS
+from pretrain.preflight.memory import parameters_of
 from pretrain.preflight.room import check_room, most_kept
-from pretrain.preflight.startup import check_links, doubts, parameters_of, phase_lines
+from pretrain.preflight.startup import check_links, doubts, phase_lines
 from pretrain.preflight.step_time import Cluster
 from tests.command_line import Maskmill, setting
 

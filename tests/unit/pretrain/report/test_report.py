@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.report.html import render
-from pretrain.report.html.charts.draw import Chart, Level, Series, draw
+from data_pipeline.io.redact import redact
+from pretrain.report.html.charts.draw import Chart, draw
+from pretrain.report.html.charts.figures import Level, Series
 from pretrain.report.html.charts.scales import running_middle, text, thin, ticks, value_range
-from pretrain.report.html.provenance import redact
+from pretrain.report.html.page import render
 from pretrain.report.html.record import Points, points_by_name, read_run
 from pretrain.run.human import duration
 

@@ -16,11 +16,11 @@ from launch.settings.recipe import load_config
 from pretrain.checkpoint.marker import Marker, marked
 from pretrain.distributed import precision
 from pretrain.distributed.world import World
-from pretrain.preflight.check_run import check_run
+from pretrain.preflight.check_run import check_run, run_identity
 from pretrain.run.folder import FORMAT, refuse_another, write_summary
 from pretrain.training import before_ranks, claim_folder
 from pretrain.training.before_ranks import check_start
-from pretrain.training.claim_folder import open_run, run_identity
+from pretrain.training.claim_folder import open_run
 from tests.command_line import Maskmill, environ, setting
 
 

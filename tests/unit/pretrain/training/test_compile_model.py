@@ -14,7 +14,8 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.bin_packing import Caps
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.model.encoder import Encoder

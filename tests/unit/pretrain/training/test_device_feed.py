@@ -11,7 +11,8 @@ from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import StepShare, pack
 from data_pipeline.records import Examples
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.settings import RunConfig
 from pretrain.distributed import gradient_fixes
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
@@ -22,8 +23,8 @@ from pretrain.training.batch_counts import BatchCounts
 from pretrain.training.device_feed import Feed
 from pretrain.training.loss_guard import Guard
 from pretrain.training.loss_meter import LossMeter
+from pretrain.training.progress import Position
 from pretrain.training.rank_timing import Pace
-from pretrain.training.resume import Position
 from pretrain.training.stream_memory import StreamMemory
 from tests.factories.models import config_of
 

@@ -16,7 +16,7 @@ from pretrain.distributed.world import World
 from pretrain.objectives.registry import with_defaults
 from pretrain.training.batch_counts import StopRequest, with_batch_counts
 from pretrain.training.loss_guard import Guard
-from pretrain.training.resume import Position
+from pretrain.training.progress import Position
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,7 @@ from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.inputs.windows import Window, windows
 from pretrain.evaluate.downstream.settings import TUNE, EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.answers import (
-    BEST,
-    Candidate,
-    answer_files,
-    candidate,
-)
+from pretrain.evaluate.downstream.tasks.fine_tuned.answers import BEST, Candidate, answer_files, candidate
 from pretrain.evaluate.downstream.tasks.fine_tuned.question_scores import by_odds, given, may_be_none, means
 from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_threshold, tuned_threshold
 from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import (

@@ -30,9 +30,7 @@ from pretrain.evaluate.downstream.shards.example_batches import (
 )
 from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained
 from pretrain.evaluate.downstream.tasks.splits import evenly_spaced
-from pretrain.evaluate.downstream.tasks.untrained.likelihood import (
-    projected_rows,
-)
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import projected_rows
 
 KINDS = ("mask", "kept", "random")
 SEGMENTS = ("segment_a", "segment_b")

@@ -14,7 +14,8 @@ from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.answers import ANSWER_TOKENS, BEST
-from pretrain.evaluate.downstream.tasks.fine_tuned.questions import QUESTIONS, STEP, Question
+from pretrain.evaluate.downstream.tasks.fine_tuned.questions import QUESTIONS, STEP
+from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import Question
 from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import Sentence, Tagging
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from pretrain.evaluate.downstream.tasks.splits import Split

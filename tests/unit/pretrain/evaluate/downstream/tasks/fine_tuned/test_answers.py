@@ -14,8 +14,8 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import settings_for
 from pretrain.evaluate.downstream.tasks.base import TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.answers import Candidate, Said, answer_files, candidate
-from pretrain.evaluate.downstream.tasks.fine_tuned.questions import Answer, Question
 from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_threshold, tuned_threshold
+from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import Answer, Question
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from pretrain.evaluate.downstream.tasks.splits import Split
 from tests.factories.encoders import encoder_folder

@@ -13,7 +13,6 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.inputs.windows import windows
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.questions import Answer, Question
 from pretrain.evaluate.downstream.tasks.fine_tuned.squad import (
     best_over,
     best_threshold,
@@ -21,6 +20,7 @@ from pretrain.evaluate.downstream.tasks.fine_tuned.squad import (
     normalized,
     overlap,
 )
+from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import Answer, Question
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from pretrain.evaluate.downstream.tasks.splits import Split
 from tests.factories.encoders import ENCODERS, encoder_folder
