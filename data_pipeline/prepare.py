@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import check_writable, exists, is_uri, join, write_whole
+from data_pipeline.io.files import canonical_json, check_writable, exists, is_uri, join, write_whole
 from data_pipeline.io.object_store import writable
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import ShowProgress

@@ -173,7 +173,7 @@ class Examples:
 
     def take(self, order: NDArray[np.integer]) -> "Examples":
         """Return the examples with the indices `order`, in that order."""
-        from data_pipeline.compiled.ragged import take_ragged
+        from data_pipeline.jit import take_ragged
 
         taken: dict[str, NDArray] = {}
         for name, column in self.columns.items():

@@ -14,8 +14,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperCommand
 
-from data_pipeline.errors import UserError
-from data_pipeline.io.redact import printable, shown_json
+from data_pipeline.errors import UserError, printable, shown_json
 from launch.recipes import recipe_names
 from launch.settings import completion
 

@@ -8,8 +8,7 @@ from types import TracebackType
 import typer
 
 import launch.verbs  # noqa: F401  registers them
-from data_pipeline.errors import UserError
-from data_pipeline.io.redact import printable, shortened
+from data_pipeline.errors import UserError, printable, shortened
 from launch.app import address_space, app, first_rank
 from launch.compile_caches import compile_caches
 from launch.ranks import end_with_supervisor

@@ -4,7 +4,7 @@ torch's Inductor takes a folder of the user's name in the folder for temporary f
 container both end with it, so that every start compiles anew; and torch 2.11's Inductor raises KeyError where the
 container runs as a number that /etc/passwd lacks. So both get a folder beside numba's (NUMBA_CACHE_DIR, which the
 images set), or one of the user's own. On any other machine their own choices stay, unless others may write there:
-what is compiled is executed (data_pipeline/io/caches.py).
+what is compiled is executed (data_pipeline/io/files.py).
 
 Imports no torch: the environment has to be there before it, in every rank.
 """
@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from data_pipeline.io.caches import choose_cache, not_private, own_temporary_folder, user_caches
+from data_pipeline.io.files import choose_cache, not_private, own_temporary_folder, user_caches
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """The variables that name the caches, and the folder of each."""
@@ -68,7 +68,7 @@ _NO_PATH = r'[\\/:*?"<>|]'
 
 
 def _places(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield where the caches may be, the best first: as data_pipeline/compiled/jit.py has it, but for the modules'
+    """Yield where the caches may be, the best first: as data_pipeline/jit.py has it, but for the modules'
     own folder."""
     if named := environment.get("NUMBA_CACHE_DIR"):
         yield Path(named).absolute().parent

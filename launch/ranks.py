@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from data_pipeline.errors import printable
 from data_pipeline.io.files import open_to_write, own_folder
-from data_pipeline.io.redact import printable
 from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.watchdog import stage_in
 

@@ -1,15 +1,21 @@
 """Read bytes from paths and fsspec URIs, and write files atomically."""
 
 import errno
+import grp
 import hashlib
+import json
 import os
+import pwd
+import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.io.object_store import (
@@ -20,9 +26,173 @@ from data_pipeline.io.object_store import (
     write_object,
 )
 
-if TYPE_CHECKING:  # what reads settings or a run's files need not wait for numpy
+if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+# Say where caches of this user may lie, and name the source code that decides what is in them.
+#
+# Caches of compiled code hold pickles and libraries, which are executed as they are loaded: whoever may write into
+# one, or put another folder in its place, runs code as this user. `not_private` is the one rule for numba's,
+# Inductor's and Triton's.
+
+
+def user_caches(environment: Mapping[str, str]) -> list[Path]:
+    """List the folders in which `environment` lets Maskmill keep caches for its user, the best first: below
+    XDG_CACHE_HOME, below HOME. Empty where it names neither. Creates nothing."""
+    cache, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
+    named = [Path(cache)] if cache else []
+    return [folder / "maskmill" for folder in (*named, *([Path(home) / ".cache"] if home else []))]
+
+
+class Chosen(NamedTuple):
+    """A folder for compiled code, and why a better one is not taken; empty if there is no better one."""
+
+    folder: Path
+    why: str
+
+
+def choose_cache(places: Iterable[Path]) -> Chosen | None:
+    """Return the first of these folders that takes files and that nobody else may write to; None if there is none. Each
+    may have yet to be created. Creates nothing."""
+    why = ""
+    for folder in places:
+        if not _takes_files(folder):
+            continue
+        reason = not_private(folder)
+        if not reason:
+            return Chosen(folder, why)
+        why = why or f"not in {folder}: {reason}"
+    return None
+
+
+def own_temporary_folder() -> Path:
+    """Return the folder for this user's caches where there is no other; it may have yet to be created, and may turn
+    out to be somebody else's."""
+    return Path(tempfile.gettempdir()) / f"maskmill-{os.getuid()}"
+
+
+def make_private(folder: Path) -> None:
+    """Create the folder, if it is missing, for this user alone. Raises OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+
+
+def not_private(folder: Path) -> str:
+    """Return why others could put files into `folder`, which may have yet to be created; empty if they cannot.
+
+    It, and what lies directly in it, has to be this user's, and writable for nobody else. The folders above have to be
+    this user's or root's; others may write to them only if they cannot rename what is in them, as in /tmp."""
+    try:
+        real = Path(os.path.realpath(folder))
+        for place in (real, *real.parents):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                reason = _loose(place, place.lstat(), is_above=place != real)
+                if reason:
+                    return reason
+        inside = list(real.iterdir()) if real.is_dir() else []
+        return next(filter(None, (_loose(place, place.lstat(), is_above=False) for place in inside)), "")
+    except OSError as error:
+        return f"{error.filename or folder}: {error.strerror}"
+
+
+def _loose(place: Path, found: os.stat_result, *, is_above: bool) -> str:
+    """Return why others may change `place`; empty if they may not."""
+    if found.st_uid != os.getuid() and not (is_above and found.st_uid == 0):
+        return f"{place} belongs to {_user_name(found.st_uid)}"
+    others = found.st_mode & stat.S_IWOTH or (
+        found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    )
+    if stat.S_ISLNK(found.st_mode) or not others or (is_above and found.st_mode & stat.S_ISVTX):
+        return ""
+    return f"others may write to {place}"
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def _is_own_group(number: int) -> bool:
+    """Return whether the group has no member but this user, as where each user has a group of the same name."""
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    is_named_alike = group.gr_name == user.pw_name and user.pw_gid == number
+    return is_named_alike and set(group.gr_mem) <= {user.pw_name}
+
+
+def _takes_files(folder: Path) -> bool:
+    """Return whether this process may write into the folder, which may have yet to be created."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def package_folder(module: str) -> Path:
+    """Return the folder of the package that the imported module of this name belongs to, at any depth."""
+    return Path(str(sys.modules[module.partition(".")[0]].__file__)).parent
+
+
+def hash_sources(package: Path) -> str:
+    """Hash every source file of the folder `package`, subfolders included, as 16 hexadecimal digits.
+
+    All files, because any of them may matter: what was compiled or counted keeps constants of modules that it names
+    nowhere. Reading some hundred files takes a few milliseconds."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(package)} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
+
+
+# Encode JSON canonically, one value, one text, and seal a file with the SHA-256 of its own content.
+#
+# A sealed file is a JSON object with the field `sha256`: the hash of the object without it, as `canonical_json`
+# encodes it. It shows damage, wherever that is. It is no signature: whoever changes a file on purpose can seal it
+# again.
+
+
+SEAL = "sha256"
+"""The field of a sealed object."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def canonical_json(value: object, indent: int | None = None) -> bytes:
+    """Encode JSON with sorted keys and the shortest digits that round-trip each number."""
+    separators = (",", ": ") if indent else (",", ":")
+    text = json.dumps(
+        value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators
+    )
+    return (text + "\n").encode("utf-8")
+
+
+def sealed_json(values: Mapping[str, Any]) -> bytes:
+    """Encode `values` as the text of a sealed file."""
+    return canonical_json({**values, SEAL: _seal(values)}, indent=1)
+
+
+def seal_holds(values: Mapping[str, Any]) -> bool | None:
+    """Return whether the seal of a parsed object is that of its content; None if it has none, as one that was written
+    before files were sealed."""
+    if SEAL in values:
+        try:
+            return bool(values[SEAL] == _seal(values))
+        except (ValueError, RecursionError):  # infinity, half a character, brackets too deep: never written
+            return False
+    # a seal whose name was changed is no missing one
+    is_renamed = any(isinstance(value, str) and _DIGEST.fullmatch(value) for value in values.values())
+    return False if is_renamed else None
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in values.items() if name != SEAL}
+    return hashlib.sha256(canonical_json(content)).hexdigest()
+
 
 _PARTIAL = ".partial"
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.EIO}  # EIO: the disk has lost it

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.jit import allocating
 from data_pipeline.errors import UserError
 from data_pipeline.io.npy import offsets_of
+from data_pipeline.jit import allocating
 
 if TYPE_CHECKING:
     from data_pipeline.masking.corruption import Corruption

@@ -33,13 +33,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled import philox
-from data_pipeline.compiled.intrinsics import multiply_high
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.philox import BLOCK_ORDER, WINDOW_ORDER
-from data_pipeline.compiled.splitmix import finalize
+from data_pipeline import rng
 from data_pipeline.errors import UserError
+from data_pipeline.jit import jit, multiply_high
 from data_pipeline.loader.batch_sizes import BatchSizes
+from data_pipeline.rng import BLOCK_ORDER, WINDOW_ORDER, finalize
 
 WINDOW_BLOCKS = 256
 """Blocks in all streams' windows together, unless there are more streams than that."""
@@ -190,7 +188,7 @@ class Order:
             places = np.arange(window.items)
             return numbers, places[::-1] if window.backwards else places
         key = (window.epoch * self.examples + window.start) % 2**64
-        return numbers, philox.permutation(self.seed % 2**64, key, WINDOW_ORDER, window.items)
+        return numbers, rng.permutation(self.seed % 2**64, key, WINDOW_ORDER, window.items)
 
     def window_blocks(self, window: Window) -> Iterator[tuple[int, int]]:
         """Yield (first number, count) of the window's examples in each virtual block, in the epoch's order."""
@@ -268,4 +266,4 @@ def _permuted(x, n, keys):
 
 @lru_cache(maxsize=64)
 def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    return philox.words(seed % 2**64, epoch, BLOCK_ORDER, 2 * _ROUNDS)
+    return rng.words(seed % 2**64, epoch, BLOCK_ORDER, 2 * _ROUNDS)

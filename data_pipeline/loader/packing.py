@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.ragged import take_ragged
 from data_pipeline.io.npy import offsets_of
+from data_pipeline.jit import jit, take_ragged
 from data_pipeline.loader.bin_packing import Caps, assign
 from data_pipeline.records import Examples
 

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.intrinsics import copy_run
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.ragged import read_only
 from data_pipeline.io.npy import offsets_of
+from data_pipeline.jit import copy_run, jit, read_only
 from data_pipeline.loader.order import Order, StreamRanges, Window
 from data_pipeline.records import COLUMNS, OFFSETS, Examples, concatenate
 from data_pipeline.shards.placement import Layout, Run

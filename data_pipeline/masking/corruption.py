@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from data_pipeline.compiled.philox import CORRUPT
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Examples, Segments
+from data_pipeline.rng import CORRUPT
 from data_pipeline.settings import UNMASKED, DataSettings
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS, below, shuffle, unit
-from data_pipeline.compiled.philox import start
+from data_pipeline.jit import jit
 from data_pipeline.masking.phrases import PhraseTable, join_words
 from data_pipeline.masking.spans import ALONE, NGRAM, SPAN, ngram_end, span_end
+from data_pipeline.rng import PHILOX_WORDS, mersenne_below, mersenne_unit, shuffle, start
 
 TOKENS, WORDS, PHRASES = range(3)
 _MASKED, _KEPT, _RANDOM = range(3)
@@ -78,9 +77,9 @@ def list_candidates(span_kind, starts, groups, order):
 @jit
 def draw_replacement(stream, shares):
     """Draw the replacement of a masked token: shares = (of all that become [MASK], of the others that stay)."""
-    if unit(stream) < shares[0]:
+    if mersenne_unit(stream) < shares[0]:
         return _MASKED
-    return _RANDOM if unit(stream) >= shares[1] else _KEPT
+    return _RANDOM if mersenne_unit(stream) >= shares[1] else _KEPT
 
 
 @jit
@@ -89,7 +88,7 @@ def replace(stream, replacement, ids, corrupted, position):
     if replacement == _MASKED:
         corrupted[position] = ids[0]
     elif replacement == _RANDOM:
-        corrupted[position] = below(stream, ids[1])
+        corrupted[position] = mersenne_below(stream, ids[1])
 
 
 @jit
@@ -127,7 +126,7 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
         if done >= k:
             break
         if lazily:
-            other = c + below(stream, candidates - c)
+            other = c + mersenne_below(stream, candidates - c)
             order[c], order[other] = order[other], order[c]
         first, room = order[c], k - done
         if span_kind == ALONE:

@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.philox import CORRUPT
-from data_pipeline.compiled.ragged import read_only
 from data_pipeline.errors import UserError
+from data_pipeline.jit import read_only
 from data_pipeline.masking import mask_kernel, token_kernel
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.masking.mask_kernel import PHRASES, TOKENS, WORDS, MaskRule, mask_all
@@ -37,6 +36,7 @@ from data_pipeline.masking.phrases import no_phrases, phrase_table
 from data_pipeline.masking.spans import ALONE, NGRAM, SPAN, geometric, harmonic
 from data_pipeline.masking.token_kernel import mask_tokens
 from data_pipeline.records import Examples, Segments
+from data_pipeline.rng import CORRUPT
 from data_pipeline.settings import MASKINGS, DataSettings
 
 if TYPE_CHECKING:

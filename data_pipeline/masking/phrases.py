@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.jit import jit
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.io.npy import offsets_of
+from data_pipeline.jit import jit
 from data_pipeline.masking.spans import follows
 from data_pipeline.settings import DataSettings
 from data_pipeline.tokenize.word_cache import WordCache

@@ -12,8 +12,8 @@ two spaces, where that script also begins a word at punctuation, digits and any 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.mersenne_twister import unit
+from data_pipeline.jit import jit
+from data_pipeline.rng import mersenne_unit
 
 ALONE, NGRAM, SPAN = range(3)
 
@@ -32,7 +32,7 @@ def harmonic(longest: int) -> NDArray[np.float64]:
 @jit
 def draw_length(stream, lengths, most):
     """Draw a number of words, at most `most`, from the cumulative weights `lengths`."""
-    place = unit(stream) * lengths[most - 1]
+    place = mersenne_unit(stream) * lengths[most - 1]
     n = 1
     while n < most and lengths[n - 1] <= place:
         n += 1

@@ -7,9 +7,8 @@ in order is a scan over its bits.
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.intrinsics import multiply_high, trailing_zeros
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.philox import philox
+from data_pipeline.jit import jit, multiply_high, trailing_zeros
+from data_pipeline.rng import philox
 
 _ONE, _WORD = np.uint64(1), np.uint64(63)
 _UNIT = 1.0 / 9007199254740992.0  # 53 random bits to [0, 1), as draws.unit

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS
-from data_pipeline.compiled.ragged import read_only
 from data_pipeline.errors import UserError
-from data_pipeline.io.mmap import release
+from data_pipeline.io.npy import release
+from data_pipeline.jit import read_only
 from data_pipeline.records import Corpus, Segments
+from data_pipeline.rng import PHILOX_WORDS
 from data_pipeline.sequences.kernels import AT_START, DOCUMENT, USED
 from data_pipeline.sequences.random_reads import is_large, opened
 from data_pipeline.settings import WITHOUT_SEPARATORS, DataSettings

@@ -7,11 +7,8 @@ pair_kernels.py and single_kernels.py.
 
 import numpy as np
 
-from data_pipeline.compiled.intrinsics import copy_run
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.mersenne_twister import below, unit
-from data_pipeline.compiled.philox import SEGMENTS, start
-from data_pipeline.compiled.splitmix import derive_key
+from data_pipeline.jit import copy_run, jit
+from data_pipeline.rng import SEGMENTS, derive_key, mersenne_below, mersenne_unit, start
 from data_pipeline.sequences.random_reads import copy_tokens
 
 # The state of a walk between buffers: indices into an array of int64.
@@ -23,8 +20,8 @@ AT_START = -1  # as POSITION: this pass over the document has not begun
 @jit
 def draw_target(stream, room, short_seq_prob):
     """Draw the target length of one pass over a document."""
-    if unit(stream) < short_seq_prob:
-        return 2 + below(stream, room - 1)
+    if mersenne_unit(stream) < short_seq_prob:
+        return 2 + mersenne_below(stream, room - 1)
     return room
 
 

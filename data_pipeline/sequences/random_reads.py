@@ -13,8 +13,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.intrinsics import copy_run
-from data_pipeline.compiled.jit import jit
+from data_pipeline.jit import copy_run, jit
 from data_pipeline.records import Corpus
 
 MAPPED_BYTES = 640 << 20

@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from data_pipeline.compiled.intrinsics import copy_run
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.philox import SEGMENTS, start
-from data_pipeline.compiled.splitmix import derive_key
+from data_pipeline.jit import copy_run, jit
 from data_pipeline.records import NO_LABEL
+from data_pipeline.rng import SEGMENTS, derive_key, start
 from data_pipeline.sequences.kernels import (
     AT_START,
     DOCUMENT,

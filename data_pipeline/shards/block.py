@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.jit import jit
+from data_pipeline.jit import jit
 from data_pipeline.records import COLUMNS, NO_LABEL, OFFSETS, REQUIRED, Examples
 
 TAR_BLOCK = 512

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled import philox
+from data_pipeline import rng
 from data_pipeline.settings import SEQUENTIAL, DataSettings
 
 
@@ -14,7 +14,7 @@ def arrangement(lengths: NDArray[np.int64], settings: DataSettings, number: int)
     set."""
     if settings.order == SEQUENTIAL:
         return np.arange(len(lengths))
-    shuffled = philox.permutation(settings.seed, number, philox.SHUFFLE, len(lengths))
+    shuffled = rng.permutation(settings.seed, number, rng.SHUFFLE, len(lengths))
     if not settings.bin_width:
         return shuffled
     bins = (lengths - 1) // settings.bin_width
@@ -35,7 +35,7 @@ def binned(bins: NDArray[np.int64], block: int, seed: int, number: int) -> NDArr
     left_over = rank >= np.repeat(whole, np.bincount(bins))
     order = np.concatenate([by_bin[~left_over], by_bin[left_over]])
     full = len(order) // block
-    shuffled = philox.permutation(seed, number, philox.BIN_ORDER, full)
+    shuffled = rng.permutation(seed, number, rng.BIN_ORDER, full)
     return np.concatenate(
         [order[: full * block].reshape(full, block)[shuffled].ravel(), order[full * block :]]
     )

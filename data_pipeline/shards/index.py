@@ -18,8 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DamagedError, UserError
-from data_pipeline.io.canonical_json import SEAL, seal_holds, sealed_json
-from data_pipeline.io.files import join, read_bytes, remove_partial_files, write_whole
+from data_pipeline.io.files import (
+    SEAL,
+    join,
+    read_bytes,
+    remove_partial_files,
+    seal_holds,
+    sealed_json,
+    write_whole,
+)
 from data_pipeline.masking.mask_budget import MaskBudget, rate_note
 from data_pipeline.records import COLUMNS
 from data_pipeline.shards.schema import (

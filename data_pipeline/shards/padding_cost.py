@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.jit import allocating, jit
+from data_pipeline.jit import allocating, jit
 
 
 class Padding(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import canonical_json
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.base import Vocabulary

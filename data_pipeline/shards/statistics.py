@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled import philox
+from data_pipeline import rng
 from data_pipeline.records import Examples, Segments
 from data_pipeline.sequences.registry import pair_task
 from data_pipeline.settings import DataSettings
@@ -54,7 +54,7 @@ def padding_statistics(lengths: NDArray[np.int64], settings: DataSettings) -> di
     lengths in this order: each block padded to its longest example; the same with the lengths mixed; and the
     examples of each block packed by first fit into rows of sequence_length."""
     size = settings.block_examples
-    mixed = philox.permutation(settings.seed, 0, philox.SHUFFLE, len(lengths)) if settings.bin_width else None
+    mixed = rng.permutation(settings.seed, 0, rng.SHUFFLE, len(lengths)) if settings.bin_width else None
     return {
         "padded_tokens": padded_tokens(lengths, size),
         "padded_tokens_mixed": padded_tokens(lengths if mixed is None else lengths[mixed], size),

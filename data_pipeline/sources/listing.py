@@ -11,10 +11,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, redact
 from data_pipeline.io.decompress import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
 from data_pipeline.io.files import special_file
-from data_pipeline.io.redact import redact
 from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.saved_datasets import DICT, INFO, STATE, described_files
 from data_pipeline.sources.source_file import SourceFile

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, redact
 from data_pipeline.io.decompress import filesystem, patiently, reading
 from data_pipeline.io.files import exists, file_sha256, is_uri, join, read_bytes
-from data_pipeline.io.redact import redact
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import source_files
 from data_pipeline.sources.passed_over import PassedOver, is_summary

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from data_pipeline.errors import UserError
-from data_pipeline.settings import DataSettings
-from data_pipeline.sources.stated_weights import MOST, stated_languages, stated_weights
+from data_pipeline.settings import MOST, DataSettings, stated_languages, stated_weights
 
 _DIGITS = 9
 """Decimals of a rate: fewer than a float has, so that the last bit of a machine's `pow` has no effect."""
@@ -89,7 +88,7 @@ def document_passes(
         )
     whole = np.floor(expected)
     limits = ((expected - whole) * 2.0**64).astype(np.uint64)  # below 1 by nine decimals: it fits
-    from data_pipeline.compiled import philox
+    from data_pipeline import rng
 
-    drawn = philox.first_words(seed % 2**64, keys, philox.PASSES) < limits[sources]
+    drawn = rng.first_words(seed % 2**64, keys, rng.PASSES) < limits[sources]
     return whole.astype(np.int64)[sources] + drawn

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.intrinsics import copy_run
-from data_pipeline.compiled.jit import jit
 from data_pipeline.io.files import open_to_write, writing
-from data_pipeline.io.mmap import mapped_npy
-from data_pipeline.io.npy import offsets_of, save_column, write_header
+from data_pipeline.io.npy import mapped_npy, offsets_of, save_column, write_header
+from data_pipeline.jit import copy_run, jit
 from data_pipeline.records import Corpus
 
 BLOCK_TOKENS = 1 << 20

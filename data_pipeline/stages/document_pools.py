@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled import philox
+from data_pipeline import rng
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import canonical_json
 from data_pipeline.records import Corpus
 from data_pipeline.sequences.pairs import ALONE
 from data_pipeline.sequences.registry import pair_task
@@ -131,7 +131,7 @@ def is_held_out(keys: NDArray[np.uint64], settings: DataSettings, limit: int = 0
 
 
 def _draws(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.uint64]:
-    return philox.first_words(settings.seed, keys, philox.HELD_OUT)
+    return rng.first_words(settings.seed, keys, rng.HELD_OUT)
 
 
 def _raised_limit(documents: _Documents, settings: DataSettings) -> int:

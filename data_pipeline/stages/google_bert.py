@@ -19,17 +19,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.intrinsics import copy_run
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.mersenne_twister import python_stream, shuffle
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import open_bytes, reading
 from data_pipeline.io.files import open_to_write
-from data_pipeline.io.mmap import mapped
-from data_pipeline.io.npy import offsets_of
+from data_pipeline.io.npy import mapped, offsets_of
+from data_pipeline.jit import copy_run, jit
 from data_pipeline.masking.mask_kernel import emit_masked, mask_sequence, scratch_for
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Corpus, Examples
+from data_pipeline.rng import python_stream, shuffle
 from data_pipeline.sequences.base import flat_columns
 from data_pipeline.sequences.kernels import AT_START, draw_target, write_pair
 from data_pipeline.sequences.pair_kernels import next_pair

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.intrinsics import copy_run
-from data_pipeline.compiled.jit import jit
 from data_pipeline.io.files import open_to_write
 from data_pipeline.io.npy import offsets_of, opened, save_column, write_header
+from data_pipeline.jit import copy_run, jit
 from data_pipeline.records import Corpus
 from data_pipeline.stages.corpus_store import open_corpus
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.io.files import open_to_write, writing
-from data_pipeline.io.mmap import mapped
-from data_pipeline.io.npy import offsets_of
+from data_pipeline.io.npy import mapped, offsets_of
 from data_pipeline.records import OFFSETS, Examples
 
 

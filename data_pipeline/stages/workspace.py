@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import (
+    canonical_json,
     exists,
     is_uri,
     join,

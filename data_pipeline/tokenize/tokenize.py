@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.philox import text_key
 from data_pipeline.io.files import open_to_write, writing
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.records import Corpus, Sentences
+from data_pipeline.rng import text_key
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.tokenize.word_cache import WordCache
 

@@ -8,8 +8,7 @@ stays within a word and is left to the library, once per distinct word.
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.intrinsics import trailing_zeros
-from data_pipeline.compiled.jit import inlined
+from data_pipeline.jit import inlined, trailing_zeros
 
 WINDOW = 64
 """Bytes examined together, one bit each; a text is padded with this many spaces."""

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from data_pipeline.compiled.intrinsics import load_word, trailing_zeros
-from data_pipeline.compiled.jit import inlined, jit
+from data_pipeline.jit import inlined, jit, load_word, trailing_zeros
 from data_pipeline.tokenize.word_boundaries import LONGEST_RUN, WINDOW, character_end, kind_bits, parted
 
 LONGEST_CACHED = 64

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import canonical_json
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources.source_snapshot import described_sources
 from data_pipeline.vocabulary.base import Vocabulary

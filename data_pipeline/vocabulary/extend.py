@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import write_whole
+from data_pipeline.io.files import canonical_json, write_whole
 from data_pipeline.records import ShowProgress
 from data_pipeline.settings import DataSettings, VocabularySettings, required
 from data_pipeline.vocabulary.base import Vocabulary

@@ -16,9 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, redact
 from data_pipeline.io.files import own_folder, write_whole
-from data_pipeline.io.redact import redact
 from launch.cluster.chain import Chain
 from launch.cluster.pipeline import STAGES, Job
 from pretrain.report.health import SUBMITTED

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import canonical_json
 from data_pipeline.shards.index import Index
 from launch.ranks import STOPPED
 from launch.studies.place import Place, Stopped, last_line, maskmill, trains

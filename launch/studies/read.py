@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import canonical_json
 from data_pipeline.settings import settings_affecting_bytes
 from launch.settings.evaluation import read_changes
 from launch.settings.named_file import find_named

@@ -10,8 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import write_whole
+from data_pipeline.io.files import canonical_json, write_whole
 from pretrain.evaluate.studies.design import Design, Settings
 
 STEP_TIMES = "step_times.json"

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import sealed_json
-from data_pipeline.io.files import write_whole, writing
+from data_pipeline.io.files import sealed_json, write_whole, writing
 from data_pipeline.io.object_store import (
     download,
     object_names,

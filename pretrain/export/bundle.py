@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import canonical_json
 from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
 from pretrain.export.families.registry import FAMILIES
 from pretrain.run.folder import EXPORT, RUN, model_folders

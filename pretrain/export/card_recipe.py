@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from data_pipeline.io.redact import redact_settings
+from data_pipeline.errors import redact_settings
 from data_pipeline.shards.index import Index
 from data_pipeline.sources.source_snapshot import name_only
 from pretrain.config.settings import RunConfig

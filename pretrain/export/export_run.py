@@ -5,8 +5,7 @@ from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_pipeline.errors import UserError
-from data_pipeline.io.redact import redact
+from data_pipeline.errors import UserError, redact
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.writer import BlockReader

@@ -14,8 +14,7 @@ from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
-from data_pipeline.errors import UserError, first_line
-from data_pipeline.io.redact import redact
+from data_pipeline.errors import UserError, first_line, redact
 from pretrain.export.bundle import Upload
 from pretrain.export.families.base import Family
 

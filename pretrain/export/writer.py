@@ -17,8 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import file_sha256, writing
+from data_pipeline.io.files import canonical_json, file_sha256, writing
 from data_pipeline.io.model_folder import NOTE
 from data_pipeline.records import Examples
 from data_pipeline.settings import SEPARATORS, DataSettings

@@ -75,7 +75,7 @@ def initialize(module: nn.Module, seed: int, std: float) -> None:
 
     Each tensor has its own generator, keyed by seed and name: equal on every rank, independent of other draws, and
     equal for the same encoder under another objective."""
-    from data_pipeline.compiled.philox import text_key
+    from data_pipeline.rng import text_key
 
     real_rows = vocabulary_rows(module)
     norms = {id(p) for m in module.modules() if isinstance(m, _NORMS) for p in m.parameters(False)}

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from data_pipeline.errors import UserError
-from data_pipeline.io.redact import redact, redact_settings
+from data_pipeline.errors import UserError, redact, redact_settings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.watchdog import hang_in

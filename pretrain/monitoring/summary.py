@@ -4,7 +4,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from data_pipeline.io.redact import redact
+from data_pipeline.errors import redact
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World

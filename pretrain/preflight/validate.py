@@ -6,8 +6,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError, one_error
 from data_pipeline.masking.mask_budget import MaskBudget
-from data_pipeline.settings import mask_stages
-from data_pipeline.sources.stated_weights import stated_languages, stated_weights
+from data_pipeline.settings import mask_stages, stated_languages, stated_weights
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import registered
 from pretrain.preflight.contradictions.find import contradictions

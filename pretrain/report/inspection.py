@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, shown_json
 from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
-from data_pipeline.io.redact import shown_json
 from pretrain.checkpoint.store import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.distributed.world import World
 from pretrain.evaluate.baselines import with_majority

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_pipeline.io.redact import printable
+from data_pipeline.errors import printable
 from pretrain.report.html.page import REPORT, render
 from pretrain.run.folder import SAMPLES
 

@@ -20,10 +20,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from data_pipeline.errors import UserError, first_line
-from data_pipeline.io.canonical_json import SEAL, seal_holds, sealed_json
-from data_pipeline.io.files import write_whole
-from data_pipeline.io.redact import redact
+from data_pipeline.errors import UserError, first_line, redact
+from data_pipeline.io.files import SEAL, seal_holds, sealed_json, write_whole
 from pretrain.config.safe_yaml import parse_yaml
 from pretrain.config.schema import merged, schema, typed
 from pretrain.config.settings import RunConfig

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.errors import printable
 from data_pipeline.io.files import write_whole, writing
-from data_pipeline.io.redact import printable
 from pretrain.run.atomic_write import append
 from pretrain.run.tolerant_json import is_number, object_of
 from pretrain.run.uploaded import lines_were_cut

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import canonical_json
 from pretrain.run.metrics_file import METRICS, read_metrics
 from pretrain.run.tolerant_json import number
 

@@ -5,7 +5,7 @@ The ranks check the same again, since a launcher may have started them elsewhere
 
 from pathlib import Path
 
-from data_pipeline.io.redact import printable
+from data_pipeline.errors import printable
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import sees_gpus

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import sealed_json
-from data_pipeline.io.files import open_to_write, refuse_links, write_once, write_whole
+from data_pipeline.io.files import open_to_write, refuse_links, sealed_json, write_once, write_whole
 from pretrain.checkpoint.store import FOLDER, checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.check_run import Plan, run_identity

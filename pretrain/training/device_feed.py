@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from data_pipeline.compiled import philox
+from data_pipeline import rng
 from data_pipeline.loader.loader import Loader
 from data_pipeline.loader.packing import StepShare
 from data_pipeline.loader.prefetch import Prefetch
@@ -26,7 +26,7 @@ from pretrain.training.stream_memory import StreamMemory
 
 def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
     """Seed torch's generators for the dropout of one micro-batch, so that no generator state needs saving."""
-    torch.manual_seed(philox.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
+    torch.manual_seed(rng.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from data_pipeline.errors import UserError
-from data_pipeline.io.redact import redact_settings
+from data_pipeline.errors import UserError, redact_settings
 from data_pipeline.loader.loader import loader_state, resumed_batch
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.late_checkpoint import wait_for_files

@@ -15,8 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import prepare
-from data_pipeline.compiled import philox
+from data_pipeline import prepare, rng
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Examples, Sentences
 from data_pipeline.sequences.registry import load
@@ -99,7 +98,7 @@ def stage_seconds(work: Work, small: Path, folder: Path) -> dict[str, float]:
     clock.watch("pairs", load(SEQUENCES), "pieces")
     clock.watch("masks", Masker, "__call__")
     clock.watch("shuffling", tasks, "concatenate")
-    clock.watch("shuffling", philox, "permutation")
+    clock.watch("shuffling", rng, "permutation")
     clock.watch("shuffling", Examples, "take")
     clock.watch("writing shards", tasks, "write_shard")
     clock.watch("statistics", tasks, "shard_statistics", "language_statistics")

@@ -20,10 +20,9 @@ import numpy as np
 import yaml
 from omegaconf import OmegaConf
 
-from data_pipeline.errors import SeveralErrors, UserError
-from data_pipeline.io.canonical_json import SEAL, canonical_json, sealed_json
+from data_pipeline.errors import SeveralErrors, UserError, printable
+from data_pipeline.io.files import SEAL, canonical_json, sealed_json
 from data_pipeline.io.model_folder import CARD, NOTE
-from data_pipeline.io.redact import printable
 from data_pipeline.records import Examples
 from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import Index

@@ -10,10 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.philox import words
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Examples, Segments
+from data_pipeline.rng import words
 from data_pipeline.settings import DataSettings
 from pretrain.model.batch import MicroBatch
 from pretrain.model.two_stream.plan import plan_streams

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import file_sha256, write_whole
+from data_pipeline.io.files import canonical_json, file_sha256, write_whole
 from data_pipeline.io.model_folder import NOTE
 from pretrain.export.families.registry import weight_files
 from pretrain.export.families.stored import stored_tensors

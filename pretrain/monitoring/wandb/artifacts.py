@@ -13,18 +13,12 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
-from data_pipeline.shards.index import INDEX, TOKENIZER, Index
-from pretrain.checkpoint.store import MARKER, Checkpoint, checkpoints, open_checkpoint
+from data_pipeline.shards.index import INDEX, Index, TOKENIZER
+from pretrain.checkpoint.store import Checkpoint, MARKER, checkpoints, open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.monitoring.wandb.connection import Connection, begin, warn, why
-from pretrain.monitoring.wandb.run_identity import (
-    Stage,
-    evaluate_stage,
-    export_stage,
-    folder_name,
-    prepare_stage,
-)
+from pretrain.monitoring.wandb.run_identity import Stage, evaluate_stage, export_stage, folder_name, prepare_stage
 from pretrain.run.folder import read_run
 from pretrain.run.task_scores import read_task_scores
 

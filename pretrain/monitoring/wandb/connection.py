@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import first_line
-from data_pipeline.io.redact import printable
+from data_pipeline.errors import printable
 from pretrain.monitoring.wandb.points import Bars
 from pretrain.monitoring.wandb.run_identity import Stage
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.io.redact import redact_settings
+from data_pipeline.errors import redact_settings
 from data_pipeline.shards.index import Index
 from pretrain.config.settings import MonitorSettings, RunConfig
 

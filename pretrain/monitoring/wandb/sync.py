@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.redact import redact_settings
+from data_pipeline.errors import redact_settings
 from pretrain.monitoring.wandb import artifacts
 from pretrain.monitoring.wandb.connection import has_key, is_refused_key, start, why
 from pretrain.monitoring.wandb.points import point_of

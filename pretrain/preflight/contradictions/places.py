@@ -1,7 +1,7 @@
 """List rules of the places that a run reads and writes."""
 
+from data_pipeline.errors import redact, redact_settings
 from data_pipeline.io.object_store import STORES
-from data_pipeline.io.redact import redact, redact_settings
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.contradictions.rule import Rule
 from pretrain.preflight.ranges import value_of

@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from data_pipeline.io.redact import redact
+from data_pipeline.errors import redact
 from pretrain.evaluate.verdict import PLATEAU, RISEN
 from pretrain.objectives.metrics import HELD_OUT, kinds_in, said
 from pretrain.report.html.charts.scales import text

@@ -9,7 +9,7 @@ import shlex
 from html import escape
 from typing import Any
 
-from data_pipeline.io.redact import redact
+from data_pipeline.errors import redact
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.headline import moment
 from pretrain.report.html.record import RunRecord

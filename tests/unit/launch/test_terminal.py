@@ -16,8 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from data_pipeline.errors import UserError
-from data_pipeline.io.redact import printable, shortened
+from data_pipeline.errors import UserError, printable, shortened
 from launch.app import SafeConsole, console, say
 from tests.command_line import ROOT
 

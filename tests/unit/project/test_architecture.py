@@ -26,8 +26,7 @@ PLACES = {
     "distributed": {"data_pipeline/stages/dask_workers.py"},
     "dask_jobqueue": {"data_pipeline/stages/dask_workers.py"},
     "numba": {
-        "data_pipeline/compiled/jit.py",
-        "data_pipeline/compiled/intrinsics.py",
+        "data_pipeline/jit.py",
         "data_pipeline/sequences/random_reads.py",
     },
     "xxhash": {"data_pipeline/shards/writer.py"},
@@ -38,7 +37,7 @@ PLACES = {
     "udtools": {"pretrain/evaluate/downstream/metrics.py"},
     "ufal": {"pretrain/evaluate/downstream/heads/parser.py"},
     "seqeval": {"pretrain/evaluate/downstream/metrics.py"},
-    "llvmlite": {"data_pipeline/compiled/intrinsics.py"},
+    "llvmlite": {"data_pipeline/jit.py"},
     "sentencex": {"data_pipeline/tokenize/sentences.py"},
     "zstandard": {"data_pipeline/io/decompress.py"},
     "pyarrow": {

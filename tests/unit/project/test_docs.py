@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.compiled import philox
+from data_pipeline import rng
 from data_pipeline.records import COLUMNS
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from data_pipeline.shards.schema import BLOCK_FIELDS, ShardEntry
@@ -109,7 +109,7 @@ def test_data_md_names_what_there_is() -> None:
     assert first_cells(section("index.json")) == set(ShardEntry._fields)
     assert set(re.findall(r'"(\w+)": ', section("Block tables"))) == {"blocks", *BLOCK_FIELDS}
     purposes = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", section("Random draws"), re.MULTILINE))
-    assert {name: getattr(philox, name) for name in purposes} == {n: int(v) for n, v in purposes.items()}
+    assert {name: getattr(rng, name) for name in purposes} == {n: int(v) for n, v in purposes.items()}
     modules = re.findall(r"`([\w/]+\.py)`", section("The data flow"))
     assert len(modules) > 10
     assert all((ROOT / "data_pipeline" / module).is_file() for module in modules)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import data_pipeline
-from data_pipeline.compiled import intrinsics, jit, philox
+from data_pipeline import jit, rng
 from tests.factories.pairs import surprise
 
 
@@ -26,36 +26,36 @@ def numpy_words(seed, key, purpose, count):
 @pytest.mark.parametrize("key", [0, 7, 2**63 + 11])
 @pytest.mark.parametrize("purpose", range(6))
 def test_words_equal_numpys_philox(seed, key, purpose):
-    assert np.array_equal(philox.words(seed, key, purpose, 41), numpy_words(seed, key, purpose, 41))
+    assert np.array_equal(rng.words(seed, key, purpose, 41), numpy_words(seed, key, purpose, 41))
 
 
 def test_a_stream_gives_the_words_one_by_one():
     stream = np.zeros(8, np.uint64)
-    philox.start(stream, np.uint64(3), np.uint64(4), np.uint64(philox.CORRUPT))
-    one_by_one = [int(philox.word(stream)) for _ in range(11)]
-    assert one_by_one == philox.words(3, 4, philox.CORRUPT, 11).tolist()
+    rng.start(stream, np.uint64(3), np.uint64(4), np.uint64(rng.CORRUPT))
+    one_by_one = [int(rng.word(stream)) for _ in range(11)]
+    assert one_by_one == rng.words(3, 4, rng.CORRUPT, 11).tolist()
 
 
 def test_first_words_are_the_first_words():
     keys = np.array([5, 0, 2**64 - 1], np.uint64)
-    expected = [philox.words(9, int(key), philox.HELD_OUT, 1)[0] for key in keys]
-    assert philox.first_words(9, keys, philox.HELD_OUT).tolist() == expected
+    expected = [rng.words(9, int(key), rng.HELD_OUT, 1)[0] for key in keys]
+    assert rng.first_words(9, keys, rng.HELD_OUT).tolist() == expected
 
 
 def test_seeds_keys_and_purposes_share_no_words():
-    streams = [philox.words(s, k, p, 100) for s in (0, 1) for k in (0, 1) for p in range(6)]
+    streams = [rng.words(s, k, p, 100) for s in (0, 1) for k in (0, 1) for p in range(6)]
     assert len(np.unique(np.concatenate(streams))) == 2400
 
 
 def draw(function, count, *arguments):
     stream = np.zeros(8, np.uint64)
-    philox.start(stream, np.uint64(1), np.uint64(2), np.uint64(3))
+    rng.start(stream, np.uint64(1), np.uint64(2), np.uint64(3))
     return np.array([function(stream, *arguments) for _ in range(count)])
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 24, 1000])
 def test_below_is_uniform(n):
-    drawn = draw(philox.below, 40_000, n)
+    drawn = draw(rng.philox_below, 40_000, n)
     assert drawn.min() >= 0
     assert drawn.max() < n
     if n > 1:
@@ -63,39 +63,37 @@ def test_below_is_uniform(n):
 
 
 def test_below_takes_the_upper_half_of_the_product():
-    words = philox.words(1, 2, 3, 1000)
+    words = rng.words(1, 2, 3, 1000)
     n = 2**40 + 12345
-    assert draw(philox.below, 1000, n).tolist() == [(int(w) * n) >> 64 for w in words]
+    assert draw(rng.philox_below, 1000, n).tolist() == [(int(w) * n) >> 64 for w in words]
 
 
 def test_unit_is_uniform_and_below_one():
-    drawn = draw(philox.unit, 40_000)
+    drawn = draw(rng.philox_unit, 40_000)
     assert 0 <= drawn.min() < drawn.max() < 1
     assert abs(surprise(np.histogram(drawn, 64, (0, 1))[0], np.ones(64))) < 4
 
 
 def test_chi_square_would_see_a_wrong_rate():
-    drawn = draw(philox.below, 40_000, 24)
+    drawn = draw(rng.philox_below, 40_000, 24)
     assert surprise(np.bincount(drawn % 23, minlength=23), np.ones(23)) > 10
 
 
 def test_permutations_are_uniform():
     orders = list(permutations(range(4)))
-    found = [orders.index(tuple(philox.permutation(5, key, philox.SHUFFLE, 4))) for key in range(12_000)]
+    found = [orders.index(tuple(rng.permutation(5, key, rng.SHUFFLE, 4))) for key in range(12_000)]
     assert abs(surprise(np.bincount(found, minlength=24), np.ones(24))) < 4
 
 
 def test_a_permutation_holds_each_index_once():
-    assert np.array_equal(np.sort(philox.permutation(1, 2, 3, 10_001)), np.arange(10_001))
-    assert len(philox.permutation(1, 2, 3, 0)) == 0
+    assert np.array_equal(np.sort(rng.permutation(1, 2, 3, 10_001)), np.arange(10_001))
+    assert len(rng.permutation(1, 2, 3, 0)) == 0
 
 
 def test_text_keys_stay_what_they_are():
-    assert philox.text_key("books/a.txt#0") == philox.text_key("books/a.txt#0")
-    assert philox.text_key("") == 0xE4A6A0577479B2B4
-    assert (
-        len({philox.text_key(f"books/a.txt#{n}") for n in range(1000)} | {philox.text_key("\ud800")}) == 1001
-    )
+    assert rng.text_key("books/a.txt#0") == rng.text_key("books/a.txt#0")
+    assert rng.text_key("") == 0xE4A6A0577479B2B4
+    assert len({rng.text_key(f"books/a.txt#{n}") for n in range(1000)} | {rng.text_key("\ud800")}) == 1001
 
 
 KERNEL = """
@@ -159,7 +157,7 @@ def test_an_edit_of_the_bit_operations_takes_effect(tmp_path):
     source = Path(data_pipeline.__file__).parent
     package = tmp_path / source.name
     shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
-    compiled_module, bits_module = (m.__name__.partition(".")[2] for m in (jit, intrinsics))
+    compiled_module, bits_module = (m.__name__.partition(".")[2] for m in (jit, jit))
     (package / "kernel.py").write_text(
         KERNEL.format(
             package=source.name, compiled=compiled_module, module=bits_module, function="multiply_high"
@@ -167,7 +165,7 @@ def test_an_edit_of_the_bit_operations_takes_effect(tmp_path):
     )
     assert run_kernel(package) == [str(2**16), "0"]
     edit(
-        package / Path(intrinsics.__file__).relative_to(source),
+        package / Path(jit.__file__).relative_to(source),
         "ir.Constant(wide, 64)",
         "ir.Constant(wide, 63)",
     )

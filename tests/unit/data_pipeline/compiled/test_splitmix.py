@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from data_pipeline.compiled.jit import jit
-from data_pipeline.compiled.splitmix import derive_key
+from data_pipeline.jit import jit
+from data_pipeline.rng import derive_key
 
 PUBLISHED = [
     6457827717110365317,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.io.caches import choose_cache, make_private, not_private
+from data_pipeline.io.files import choose_cache, make_private, not_private
 from launch.compile_caches import compile_caches
 from tests.command_line import ROOT, environ
 
@@ -94,7 +94,7 @@ def test_each_cache_moves_with_one_line(
     )
 
 
-LOAD = "import data_pipeline.compiled.jit as jit; print(jit._COMPILED)"
+LOAD = "import data_pipeline.jit as jit; print(jit._COMPILED)"
 
 
 def test_numba_takes_a_private_folder_and_says_so_once(cache: Path, tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from data_pipeline.errors import MAX_CHARACTERS, MAX_NAME, UserError, listed
-from data_pipeline.io.redact import redact, redact_settings
+from data_pipeline.errors import MAX_CHARACTERS, MAX_NAME, UserError, listed, redact, redact_settings
 from tests.linear_time import is_linear
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.compiled.philox import DYNAMIC_MASK
 from data_pipeline.errors import UserError
 from data_pipeline.loader.bin_packing import assign, caps_for, fitting_tokens
 from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.loader.loader import Loader, Shares, loader_state, order_of, resumed_batch
 from data_pipeline.loader.packing import StepShare, example_keys, original_tokens
 from data_pipeline.records import Segments
+from data_pipeline.rng import DYNAMIC_MASK
 from data_pipeline.settings import DataSettings, MaskStage, mask_stages
 from data_pipeline.shards.index import Index, Split
 from pretrain.config.phases import phases_of

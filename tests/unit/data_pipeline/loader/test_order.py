@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data_pipeline.compiled import philox
+from data_pipeline import rng
 from data_pipeline.errors import UserError
 from data_pipeline.loader.batch_sizes import default_streams
 from data_pipeline.loader.order import Order, permuted, rank_range
@@ -169,7 +169,7 @@ def test_the_order_never_changes() -> None:
 
 
 def test_shuffle_of_blocks_is_a_permutation_for_any_size() -> None:
-    keys = philox.words(1, 2, 3, 192)
+    keys = rng.words(1, 2, 3, 192)
     for n in (*range(1, 70), 1000, 4097):
         assert sorted(permuted(x, n, keys) for x in range(n)) == list(range(n))
 

@@ -6,14 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from data_pipeline.compiled.philox import start, words
-from data_pipeline.compiled.ragged import take_ragged
 from data_pipeline.errors import UserError
+from data_pipeline.jit import take_ragged
 from data_pipeline.masking.mask_kernel import group_tokens
 from data_pipeline.masking.masker import Masker
 from data_pipeline.masking.phrases import CHUNK_WORDS, closed_class_words, join_words, phrase_table
 from data_pipeline.masking.spans import draw_length, geometric, harmonic
 from data_pipeline.records import Segments
+from data_pipeline.rng import start, words
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.factories.pairs import CLS, FIRST, MASK, SEP, rows, surprise, vocabulary

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_pipeline.compiled.philox import words
-from data_pipeline.compiled.ragged import take_ragged
 from data_pipeline.errors import UserError
+from data_pipeline.jit import take_ragged
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Segments
+from data_pipeline.rng import words
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from tests.factories.pairs import CLS, FIRST, MASK, SEP, rows, surprise, vocabulary
 

@@ -7,10 +7,10 @@ is ever cut off; how close the two are on other text is the last test."""
 import numpy as np
 import pytest
 
-from data_pipeline.compiled.mersenne_twister import python_stream
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import concatenate
+from data_pipeline.rng import python_stream
 from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.settings import DataSettings
 from data_pipeline.stages.google_bert import script_instances

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.compiled.mersenne_twister import python_stream
 from data_pipeline.masking.masker import Masker
+from data_pipeline.rng import python_stream
 from data_pipeline.sequences import base
 from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.sequences.registry import SEQUENCES, load, pair_task

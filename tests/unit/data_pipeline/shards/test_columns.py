@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import sealed_json
+from data_pipeline.io.files import sealed_json
 from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.dynamic_masking import DynamicMasking
 from data_pipeline.loader.loader import Shares, held_out, order_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.compiled import philox
+from data_pipeline import rng
 from data_pipeline.errors import UserError
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.loader import Shares, loader_state, order_of, resumed_batch
@@ -36,7 +36,7 @@ def arranged(number: int = 3, **options: object) -> np.ndarray:
 
 
 def test_shuffled_by_default_as_ever() -> None:
-    assert np.array_equal(arranged(), philox.permutation(12345, 3, philox.SHUFFLE, len(LENGTHS)))
+    assert np.array_equal(arranged(), rng.permutation(12345, 3, rng.SHUFFLE, len(LENGTHS)))
     assert np.array_equal(arranged(order="sequential"), np.arange(len(LENGTHS)))
 
 

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import SEAL, canonical_json, sealed_json
-from data_pipeline.io.files import read_bytes, read_ranges, write_whole
+from data_pipeline.io.files import SEAL, canonical_json, read_bytes, read_ranges, sealed_json, write_whole
 from data_pipeline.io.object_store import object_names
 from data_pipeline.records import REQUIRED, Examples, concatenate
 from data_pipeline.shards.block import BlockError, _member, check_examples, decode_block, encode_block

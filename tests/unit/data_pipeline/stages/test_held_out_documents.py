@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.compiled import philox
+from data_pipeline import rng
 from data_pipeline.errors import UserError
 from data_pipeline.prepare import prepare
 from data_pipeline.records import Corpus
@@ -27,7 +27,7 @@ FRACTIONS = (1e-9, 0.03, 0.2, 0.3, 0.4)
 
 
 def drawn(keys: list[int], settings: DataSettings) -> np.ndarray:
-    return philox.first_words(settings.seed, np.array(keys, np.uint64), philox.HELD_OUT)
+    return rng.first_words(settings.seed, np.array(keys, np.uint64), rng.HELD_OUT)
 
 
 def held_out(pools: list[DocumentPool], parts: list[Corpus], settings: DataSettings) -> list[int]:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.errors import UserError
-from data_pipeline.io.redact import redact
+from data_pipeline.errors import UserError, redact
 from pretrain.report.html.charts.draw import Chart, draw
 from pretrain.report.html.charts.figures import Level, Series
 from pretrain.report.html.charts.scales import running_middle, text, thin, ticks, value_range

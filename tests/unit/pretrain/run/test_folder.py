@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import sealed_json
+from data_pipeline.io.files import sealed_json
 from pretrain.checkpoint.marker import Marker, marked, parsed_marker, sealed
 from pretrain.report.html.record import read_run as read_record
 from pretrain.report.inspection import describe, run_headlines

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.ragged import take_ragged
 from data_pipeline.errors import UserError
 from data_pipeline.io.npy import offsets_of
+from data_pipeline.jit import take_ragged
 from data_pipeline.loader.separators import without_tokens
 from data_pipeline.records import Examples
 from data_pipeline.sequences.registry import pair_task
