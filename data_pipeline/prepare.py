@@ -27,10 +27,10 @@ from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, write_inde
 from data_pipeline.shards.schema import ShardEntry
 from data_pipeline.shards.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.shards.writer import write_shard
+from data_pipeline.sources.cleaning import FIRST_BAD, Counts, check_bad_records
 from data_pipeline.sources.deduplicate import kinds
 from data_pipeline.sources.passed_over import NAMED, lines
-from data_pipeline.sources.read_counts import FIRST_BAD, Counts, check_bad_records
-from data_pipeline.sources.source_snapshot import LOG, as_stated, contents, what_changed
+from data_pipeline.sources.snapshot import LOG, as_stated, contents, what_changed
 from data_pipeline.stages.executors import ALL, Share, Workers, backend_of, missing
 from data_pipeline.stages.google_bert import exact_examples
 from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage

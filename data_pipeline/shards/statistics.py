@@ -12,7 +12,7 @@ from data_pipeline.records import Examples, Segments
 from data_pipeline.sequences.registry import pair_task
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.padding_cost import packed_rows, padded_tokens
-from data_pipeline.sources.source_weights import language_numbers
+from data_pipeline.sources.listing import language_numbers
 
 FEW_HELD_OUT = 20
 """Held-out documents below which `prepare` and `inspect` warn."""

@@ -27,10 +27,9 @@ from data_pipeline.io.files import whole_folder
 from data_pipeline.io.npy import save_column
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.cleaning import BLANK_LINES, utf8_size
-from data_pipeline.sources.discover import read, with_visible
-from data_pipeline.sources.read_counts import Counts
-from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.sources.cleaning import BLANK_LINES, Counts, utf8_size
+from data_pipeline.sources.listing import SourceFile
+from data_pipeline.sources.read import read, with_visible
 
 RUN_ENTRIES = 1 << 21
 """Hashes sorted together: 64 MB."""

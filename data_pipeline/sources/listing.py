@@ -4,19 +4,57 @@ The suffix decides the format; XML and files without a suffix are recognised by 
 Hugging Face `datasets` wrote, saved_datasets.py chooses the files.
 """
 
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from data_pipeline.errors import UserError, redact
 from data_pipeline.io.decompress import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
 from data_pipeline.io.files import special_file
+from data_pipeline.settings import MOST, DataSettings, stated_languages, stated_weights
 from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.saved_datasets import DICT, INFO, STATE, described_files
-from data_pipeline.sources.source_file import SourceFile
+
+# Define one part of a source, and the records that every format's reader yields.
+
+
+PASSAGE_BYTES = 1 << 20
+"""A larger document is read in passages of about this size."""
+
+Record = tuple[int | str, str, Iterable[str]]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One part of a source: a file, or a piece of one."""
+
+    uri: str  # what to open
+    name: str  # path relative to the source's root: first half of its documents' ids
+    format: str  # text, jsonl, parquet, arrow, wikiextractor or wikipedia
+    compression: str  # "" or a value of decompress.COMPRESSIONS
+    size: int  # bytes on disk: a hint for scheduling
+    start: int = 0  # first byte; Parquet: first row group
+    stop: int = -1  # byte after the last, row group after the last; -1: to the end
+    before: int = 0  # line feeds, or Parquet rows, before `start`
+    stripe: int = (
+        0  # where `stripes` > 1: only each `stripes`-th record is this part's, from number `stripe` on
+    )
+    stripes: int = 1
+    source: int = 0  # number in data.sources
+    total: int = -1  # bytes of the whole file when it was found; -1: not known
+
+    def owns(self, record: int) -> bool:
+        """Return whether the record with this number, counted from any point, belongs to this part's stripe."""
+        return record % self.stripes == self.stripe
+
 
 FORMATS = {
     ".txt": "text",
@@ -201,3 +239,91 @@ def _kind_inside(uri: str, compression: str, picky: bool) -> str | None:
     if head.startswith(b'{"id": '):
         return "jsonl"  # WikiExtractor's --json
     return "wikipedia" if b"<mediawiki" in head else None
+
+
+# Compute how often each source's text is read, from source weights and smoothed language shares.
+#
+# Exponentially smoothed sampling (Devlin et al., multilingual BERT's README; google-research/bert/multilingual.md): a
+# language with the share p of the text gets the share q ~ p ** data.smoothing, both for the vocabulary's sample and
+# for the data. The total amount of text stays the same: a language gets q / p times the average number of passes. The
+# fractional part of the number of passes is drawn per document.
+
+
+_DIGITS = 9
+"""Decimals of a rate: fewer than a float has, so that the last bit of a machine's `pow` has no effect."""
+
+
+def language_numbers(settings: DataSettings) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the languages in order of first appearance, and the index of each source's language among them.
+    Raises UserError if data.languages and data.sources differ in length."""
+    names = stated_languages(settings)
+    languages = list(dict.fromkeys(names))
+    return languages, np.array([languages.index(name) for name in names], np.int64)
+
+
+def source_weights(settings: DataSettings) -> NDArray[np.float64]:
+    """Return the weight of each source. Raises UserError as `stated_weights` does."""
+    return np.array(stated_weights(settings))
+
+
+def smoothed(shares: ArrayLike, exponent: float) -> NDArray[np.float64]:
+    """Return the shares q ~ p ** exponent of languages with the shares (or amounts) p; a share of 0 stays 0.
+
+    >>> smoothed([0.8046, 0.1916, 0.0038], 0.7).round(3).tolist()
+    [0.72, 0.264, 0.017]
+    """
+    amounts = np.asarray(shares, np.float64)
+    total = amounts.sum()
+    if total <= 0.0:
+        return np.zeros(len(amounts))
+    raised = np.array([math.pow(a / total, exponent) if a > 0.0 else 0.0 for a in amounts])
+    return raised / raised.sum()
+
+
+def repeats(amounts: ArrayLike, settings: DataSettings) -> NDArray[np.float64]:
+    """Compute how often each source's text is used, before dupe_factor: its weight times q / p of its language, where
+    p is the language's share of the weighted text.
+
+    `amounts`: the text of each source, in any unit (tokens, bytes, ...); sources beyond its length have none. The
+    total of the weighted text is preserved. Rounded to nine decimals. Raises UserError as
+    `language_numbers` and `source_weights` do."""
+    languages, numbers = language_numbers(settings)
+    weights = source_weights(settings)
+    if settings.smoothing == 1.0 or len(languages) == 1:  # q = p to the last bit
+        return weights.round(_DIGITS)
+    text = np.zeros(len(weights))
+    given = np.asarray(amounts, np.float64)
+    text[: len(given)] = given
+    share = np.bincount(numbers, weights=text * weights, minlength=len(languages))
+    taken = smoothed(share, settings.smoothing) * share.sum()
+    rates = np.divide(taken, share, out=np.ones(len(share)), where=share > 0.0)
+    return (weights * rates[numbers]).round(_DIGITS)
+
+
+def document_passes(
+    keys: NDArray[np.uint64],
+    sources: NDArray[np.unsignedinteger],
+    rates: ArrayLike,
+    seed: int,
+    dupe_factor: int,
+) -> NDArray[np.int64]:
+    """Compute the passes over each document: dupe_factor times the rate of its source, rounded down, plus one with the
+    probability of the fractional part, drawn from (seed, key) alone. Without rates: dupe_factor.
+
+    Raises UserError if that exceeds MOST passes."""
+    expected = (np.asarray(rates, np.float64) * dupe_factor).round(_DIGITS)
+    if not len(expected):
+        return np.full(len(keys), dupe_factor, np.int64)
+    if expected.max() > MOST:
+        raise UserError(
+            f"asks for {expected.max():.0f} passes over a source",
+            where="data.weights",
+            expected=f"at most {MOST} passes",
+            remedy="lower its weight or data.dupe_factor, or raise data.smoothing towards 1",
+        )
+    whole = np.floor(expected)
+    limits = ((expected - whole) * 2.0**64).astype(np.uint64)  # below 1 by nine decimals: it fits
+    from data_pipeline import rng
+
+    drawn = rng.first_words(seed % 2**64, keys, rng.PASSES) < limits[sources]
+    return whole.astype(np.int64)[sources] + drawn

@@ -19,7 +19,7 @@ from data_pipeline.sequences.pairs import ALONE
 from data_pipeline.sequences.registry import pair_task
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN
-from data_pipeline.sources.source_weights import document_passes, language_numbers, repeats
+from data_pipeline.sources.listing import document_passes, language_numbers, repeats
 from data_pipeline.stages.corpus_store import document_tokens
 
 POOL_TOKENS = 256_000_000

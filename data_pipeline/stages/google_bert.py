@@ -35,9 +35,8 @@ from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.sequences.random_reads import no_files
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.statistics import text_statistics
-from data_pipeline.sources.cleaning import check_encoding, decode
-from data_pipeline.sources.read_counts import Counts
-from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.sources.cleaning import Counts, check_encoding, decode
+from data_pipeline.sources.listing import SourceFile
 from data_pipeline.stages.corpus_store import document_tokens
 from data_pipeline.stages.spill import spill
 from data_pipeline.tokenize.word_cache import WordCache

@@ -36,11 +36,10 @@ from data_pipeline.shards.statistics import (
     text_statistics,
 )
 from data_pipeline.shards.writer import write_shard
+from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.deduplicate import Repeats, without_repeats
-from data_pipeline.sources.discover import read
-from data_pipeline.sources.read_counts import Counts
-from data_pipeline.sources.source_file import SourceFile
-from data_pipeline.sources.source_weights import document_passes
+from data_pipeline.sources.listing import SourceFile, document_passes
+from data_pipeline.sources.read import read
 from data_pipeline.stages.corpus_store import open_corpus, outline, save_sorted, token_counts
 from data_pipeline.stages.document_pools import DocumentPool, ShardRange, members, plan_pools, pools_json
 from data_pipeline.stages.merge import locate, merge

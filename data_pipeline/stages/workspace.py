@@ -37,10 +37,10 @@ from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.sequences.registry import builder_of
 from data_pipeline.settings import DataSettings, settings_affecting_bytes, token_values
 from data_pipeline.shards.index import INDEX
-from data_pipeline.sources.discover import parts_of, source_files
+from data_pipeline.sources.listing import SourceFile
 from data_pipeline.sources.passed_over import PassedOver
-from data_pipeline.sources.source_file import SourceFile
-from data_pipeline.sources.source_snapshot import described_sources
+from data_pipeline.sources.read import parts_of, source_files
+from data_pipeline.sources.snapshot import described_sources
 from data_pipeline.stages.document_pools import DocumentPool, parsed_pools
 from data_pipeline.vocabulary.base import Vocabulary
 

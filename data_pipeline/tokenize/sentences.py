@@ -19,8 +19,7 @@ import sentencex
 
 from data_pipeline.records import Document, Sentences
 from data_pipeline.settings import DataSettings, language_of
-from data_pipeline.sources.cleaning import BLANK_LINES
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import BLANK_LINES, Counts
 
 LONGEST = 4_000
 """Maximum characters of a sentence, and of a paragraph passed to the splitter at once: its time is quadratic in a

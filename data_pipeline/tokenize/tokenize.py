@@ -15,7 +15,7 @@ from data_pipeline.io.files import open_to_write, writing
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.records import Corpus, Sentences
 from data_pipeline.rng import text_key
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import Counts
 from data_pipeline.tokenize.word_cache import WordCache
 
 BATCH_CHARACTERS = 4 << 20

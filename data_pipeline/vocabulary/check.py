@@ -12,7 +12,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import canonical_json
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.sources.source_snapshot import described_sources
+from data_pipeline.sources.snapshot import described_sources
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary, save_vocabulary
 

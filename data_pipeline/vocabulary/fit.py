@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import Counts
 from data_pipeline.vocabulary.base import Vocabulary
 
 WARN_UNKNOWN = 0.05

@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 from data_pipeline.records import Document, ShowProgress
 from data_pipeline.rng import VOCABULARY, first_words, text_key
 from data_pipeline.settings import DataSettings, VocabularySettings, required, stated_languages
-from data_pipeline.sources.cleaning import utf8_size
-from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.cleaning import Counts, check_bad_records, utf8_size
+from data_pipeline.sources.listing import SourceFile, repeats, source_weights
 from data_pipeline.sources.passed_over import lines
-from data_pipeline.sources.read_counts import Counts, check_bad_records
-from data_pipeline.sources.source_file import SourceFile
-from data_pipeline.sources.source_weights import repeats, source_weights
+from data_pipeline.sources.read import discover, read
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.check import save_trained, trained_before
 from data_pipeline.vocabulary.fit import CHECKED_CHARACTERS, trained_fit

@@ -130,7 +130,7 @@ def prepared(request: Request) -> str:
 
 def _check_sources(data: DataSettings) -> None:
     """Raise UserError if the text is no longer that of the shards. The submitting machine may not see the text."""
-    from data_pipeline.sources.source_snapshot import what_changed
+    from data_pipeline.sources.snapshot import what_changed
 
     try:
         changed = what_changed(data) if data.sources else ""

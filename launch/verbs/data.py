@@ -44,8 +44,8 @@ def vocab(
     if extend:
         _extend(config.data, config.vocabulary, Path(extend))
         return
-    from data_pipeline.sources.discover import source_files
     from data_pipeline.sources.passed_over import PassedOver, lines
+    from data_pipeline.sources.read import source_files
     from data_pipeline.vocabulary.sample import learn_vocabulary
 
     passed_over = PassedOver()
@@ -104,7 +104,7 @@ def prepare(
     from data_pipeline.prepare import prepare_share
     from data_pipeline.shards.index import Index
     from data_pipeline.sources.passed_over import lines
-    from data_pipeline.sources.source_snapshot import noted
+    from data_pipeline.sources.snapshot import noted
     from data_pipeline.stages.executors import Share
     from data_pipeline.vocabulary.files import load_vocabulary
     from pretrain.config.phases import data_of_phases

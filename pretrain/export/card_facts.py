@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.shards.index import Index
-from data_pipeline.sources.source_snapshot import name_only, source_names
+from data_pipeline.sources.snapshot import name_only, source_names
 from pretrain.checkpoint.store import Checkpoint
 from pretrain.config.optim_settings import ScheduleSettings
 from pretrain.config.settings import RunConfig, TrainSettings

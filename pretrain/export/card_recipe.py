@@ -12,7 +12,7 @@ import yaml
 
 from data_pipeline.errors import redact_settings
 from data_pipeline.shards.index import Index
-from data_pipeline.sources.source_snapshot import name_only
+from data_pipeline.sources.snapshot import name_only
 from pretrain.config.settings import RunConfig
 
 PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from data_pipeline.errors import UserError
-from data_pipeline.sources.source_snapshot import name_only
+from data_pipeline.sources.snapshot import name_only
 from pretrain.checkpoint.store import MARKER
 from pretrain.config.safe_yaml import check_shape
 from pretrain.config.settings import RunConfig

@@ -29,7 +29,7 @@ from data_pipeline.settings import (
 )
 from data_pipeline.shards.index import Index, Split
 from data_pipeline.shards.writer import verify_full
-from data_pipeline.sources.source_snapshot import as_stated, other_sources, stated_sources
+from data_pipeline.sources.snapshot import as_stated, other_sources, stated_sources
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS

@@ -20,8 +20,8 @@ from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Examples, Sentences
 from data_pipeline.sequences.registry import load
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.discover import discover, read
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import Counts
+from data_pipeline.sources.read import discover, read
 from data_pipeline.stages import executors, tasks
 from data_pipeline.tokenize.sentences import split
 from data_pipeline.tokenize.word_cache import WordCache

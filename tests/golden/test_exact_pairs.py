@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.discover import discover
+from data_pipeline.sources.read import discover
 from data_pipeline.stages.google_bert import exact_examples, read_corpus
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.command_line import VOCABULARY

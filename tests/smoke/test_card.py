@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from data_pipeline.settings import settings_affecting_bytes
-from data_pipeline.sources.source_snapshot import name_only
+from data_pipeline.sources.snapshot import name_only
 from launch.settings.recipe import load_config
 from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.card_recipe import recipe_yaml

@@ -20,9 +20,9 @@ from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN, Index
 from data_pipeline.shards.writer import BlockReader
-from data_pipeline.sources import passed_over, source_snapshot
-from data_pipeline.sources.discover import source_files
-from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.sources import passed_over, snapshot
+from data_pipeline.sources.listing import SourceFile
+from data_pipeline.sources.read import source_files
 from data_pipeline.stages import executors
 from data_pipeline.stages.document_pools import DocumentPool, ShardRange, plan_pools
 from data_pipeline.vocabulary.sample import learn_vocabulary
@@ -210,7 +210,7 @@ def test_files_are_known_by_their_bytes_where_only_the_time_differs(
     shutil.copytree(text / "corpus", corpus)
     file, other = corpus / "a.txt", {"sources": [str(corpus)]}
     prepare(settings_for(text, tmp_path / "shards", **other), silent)
-    monkeypatch.setattr(source_snapshot, "HASHED", 100)
+    monkeypatch.setattr(snapshot, "HASHED", 100)
     prepare(settings_for(text, tmp_path / "large", **other), silent)
     monkeypatch.undo()
     os.utime(file, ns=(1, 1))
@@ -236,25 +236,25 @@ def test_each_store_has_a_mark_of_its_content(
     info: dict[str, Any], mark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SimpleNamespace(info=lambda path: info | {"name": path})
-    monkeypatch.setattr(source_snapshot, "filesystem", lambda uri: (store, uri))
+    monkeypatch.setattr(snapshot, "filesystem", lambda uri: (store, uri))
     monkeypatch.setattr(
-        source_snapshot,
+        snapshot,
         "source_files",
         lambda *_: [SourceFile("hf://datasets/a/b/c.txt", "c.txt", "text", "", 1)],
     )
-    assert source_snapshot.described_sources(DataSettings()) == [["c.txt", 1, mark]]
+    assert snapshot.described_sources(DataSettings()) == [["c.txt", 1, mark]]
 
 
 def test_the_sources_are_listed_once_to_be_hashed(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, listings = settings_for(text, text / "nowhere"), []
-    sources = source_snapshot.described_sources(settings)
+    sources = snapshot.described_sources(settings)
 
     def listed(*arguments: Any) -> list[SourceFile]:
         listings.append(arguments)
         return source_files(*arguments)
 
-    monkeypatch.setattr(source_snapshot, "source_files", listed)
-    assert len(source_snapshot.contents(settings, sources)) == 64
+    monkeypatch.setattr(snapshot, "source_files", listed)
+    assert len(snapshot.contents(settings, sources)) == 64
     assert len(listings) == 1
 
 
@@ -280,10 +280,10 @@ def test_the_sources_are_listed_once_to_be_hashed(text: Path, monkeypatch: pytes
     ],
 )
 def test_a_torn_or_odd_log_notes_nothing(text: Path, tmp_path: Path, log: bytes) -> None:
-    (tmp_path / source_snapshot.LOG).write_bytes(log)
+    (tmp_path / snapshot.LOG).write_bytes(log)
     settings = settings_for(text, tmp_path)
-    assert source_snapshot.what_changed(settings) == ""
-    assert passed_over.lines(source_snapshot.noted(settings.out).get("passed_over", {})) == []
+    assert snapshot.what_changed(settings) == ""
+    assert passed_over.lines(snapshot.noted(settings.out).get("passed_over", {})) == []
 
 
 def test_what_is_hashed_is_what_was_read(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_what_is_hashed_is_what_was_read(text: Path, tmp_path: Path, monkeypatch
     (tmp_path / "corpus/a.txt").write_text((tmp_path / "corpus/a.txt").read_text().swapcase())
     for name in ("plan", "gather", "write", "finish"):
         prepare_share(settings, silent, name)
-    assert source_snapshot.noted(settings.out)["contents"] == ""
+    assert snapshot.noted(settings.out)["contents"] == ""
     with pytest.raises(UserError, match="its sources had"):
         prepare(settings, silent)
 

@@ -41,9 +41,7 @@ PLACES = {
     "sentencex": {"data_pipeline/tokenize/sentences.py"},
     "zstandard": {"data_pipeline/io/decompress.py"},
     "pyarrow": {
-        "data_pipeline/sources/formats/arrow.py",
-        "data_pipeline/sources/formats/parquet.py",
-        "data_pipeline/sources/formats/tables.py",
+        "data_pipeline/sources/tables.py",
     },
 }
 

@@ -13,7 +13,7 @@ from data_pipeline import rng
 from data_pipeline.records import COLUMNS
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from data_pipeline.shards.schema import BLOCK_FIELDS, ShardEntry
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import Counts
 from tests.command_line import ROOT, Maskmill, setting
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write

@@ -12,12 +12,12 @@ from data_pipeline.errors import UserError
 from data_pipeline.prepare import prepare
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import Index
-from data_pipeline.sources import discover as sources
-from data_pipeline.sources.discover import discover, read
-from data_pipeline.sources.formats import json_lines
+from data_pipeline.sources import read as sources
+from data_pipeline.sources import text_formats
+from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.passed_over import lines
-from data_pipeline.sources.read_counts import Counts
-from data_pipeline.sources.source_snapshot import noted
+from data_pipeline.sources.read import discover, read
+from data_pipeline.sources.snapshot import noted
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import VOCABULARY
 from tests.factories.preparations import silent
@@ -66,7 +66,7 @@ def test_the_pieces_of_a_file_skip_what_the_whole_skips(
 def test_a_long_line_is_checked_before_any_of_it_is_read(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_lines, "LONG_LINE", 1000)
+    monkeypatch.setattr(text_formats, "LONG_LINE", 1000)
     filler = '"' + "word " * 300_000
     text = filler + text[1:] if text[0] == '"' else text
     (tmp_path / "a.jsonl").write_text(

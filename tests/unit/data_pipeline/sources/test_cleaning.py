@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from data_pipeline.sources.cleaning import check_encoding, clean, cleaned, decode, decoded
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import Counts, check_encoding, clean, cleaned, decode, decoded
 
 
 @given(st.text(st.characters()))

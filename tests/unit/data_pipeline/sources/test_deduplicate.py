@@ -17,7 +17,8 @@ from data_pipeline.prepare import prepare
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources import deduplicate
-from data_pipeline.sources import discover as sources
+from data_pipeline.sources import read as sources
+from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.deduplicate import (
     Repeats,
     find_repeats,
@@ -26,8 +27,7 @@ from data_pipeline.sources.deduplicate import (
     ranges,
     without_repeats,
 )
-from data_pipeline.sources.discover import discover, read
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.read import discover, read
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import write_text
 from tests.factories.preparations import silent

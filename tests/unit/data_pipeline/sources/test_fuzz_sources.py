@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import discover as sources
-from data_pipeline.sources.discover import discover, read
-from data_pipeline.sources.formats import json_lines, long_json, plain_text, tables, wikiextractor, wikipedia
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources import read as sources
+from data_pipeline.sources import tables, text_formats, wikipedia
+from data_pipeline.sources.cleaning import Counts
+from data_pipeline.sources.read import discover, read
 from data_pipeline.tokenize.sentences import split
 from tests.faults.mutations import changed
 
@@ -127,12 +127,12 @@ def small_pieces(unit: int, passage: int, line: int) -> list:
     return [
         patch.object(sources, "PART_BYTES", unit),
         patch.object(sources, "STRIPE_BYTES", unit),
-        patch.object(plain_text, "PASSAGE_BYTES", passage),
-        patch.object(wikiextractor, "PASSAGE_BYTES", passage),
+        patch.object(text_formats, "PASSAGE_BYTES", passage),
+        patch.object(wikipedia, "PASSAGE_BYTES", passage),
         patch.object(tables, "PASSAGE_BYTES", passage),
-        patch.object(json_lines, "LONG_LINE", line),
-        patch.object(long_json, "SHORT", max(line // 2, 8)),
-        patch.object(long_json, "PIECE", 13),
+        patch.object(text_formats, "LONG_LINE", line),
+        patch.object(text_formats, "SHORT", max(line // 2, 8)),
+        patch.object(text_formats, "PIECE", 13),
         patch.object(tables, "SLICE_BYTES", unit),
         patch.object(wikipedia, "_READ", passage),
     ]

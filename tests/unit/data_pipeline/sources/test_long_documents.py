@@ -9,8 +9,8 @@ import pytest
 
 from data_pipeline.records import Sentences
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.sources.discover import discover, read
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import Counts
+from data_pipeline.sources.read import discover, read
 from data_pipeline.stages.corpus_store import open_corpus
 from data_pipeline.stages.tasks import read_source
 from data_pipeline.tokenize.tokenize import tokenize
@@ -23,7 +23,7 @@ MEGABYTES = 40
 PEAK = """
 import sys
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.discover import discover
+from data_pipeline.sources.read import discover
 from data_pipeline.stages.tasks import read_source
 source, vocabulary, out = sys.argv[1:]
 settings = DataSettings(sources=[source])

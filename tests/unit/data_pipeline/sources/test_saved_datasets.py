@@ -9,9 +9,9 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.discover import discover, read, source_files
+from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.passed_over import PassedOver, is_summary, lines
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.read import discover, read, source_files
 from tests.command_line import Maskmill, setting
 from tests.factories.saved_datasets import saved, saved_dict, with_caches, write_stream
 

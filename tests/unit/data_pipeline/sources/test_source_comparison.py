@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.source_snapshot import (
+from data_pipeline.sources.snapshot import (
     as_stated,
     described_sources,
     other_sources,

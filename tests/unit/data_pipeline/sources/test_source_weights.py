@@ -5,13 +5,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.source_weights import (
-    document_passes,
-    language_numbers,
-    repeats,
-    smoothed,
-    source_weights,
-)
+from data_pipeline.sources.listing import document_passes, language_numbers, repeats, smoothed, source_weights
 from tests.factories.pairs import surprise
 
 

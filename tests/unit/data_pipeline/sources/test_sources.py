@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import discover as sources
-from data_pipeline.sources.discover import discover, read, source_files
-from data_pipeline.sources.formats import plain_text
+from data_pipeline.sources import read as sources
+from data_pipeline.sources import text_formats
+from data_pipeline.sources.cleaning import Counts
+from data_pipeline.sources.listing import SourceFile
 from data_pipeline.sources.passed_over import PassedOver, lines
-from data_pipeline.sources.read_counts import Counts
-from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.sources.read import discover, read, source_files
 from data_pipeline.tokenize.sentences import split
 
 
@@ -124,7 +124,7 @@ def test_pieces_of_a_plain_file_give_the_documents_of_the_whole(tmp_path_factory
 def test_a_piece_within_a_long_document_does_not_read_on():
     piece = SourceFile("a.txt", "a.txt", "text", "", 20, start=10, stop=30)
     lines = iter([(number, 10 * number, b"no blank\n") for number in range(1, 100)])
-    assert list(plain_text._paragraph_runs(piece, lines, Counts())) == []
+    assert list(text_formats._paragraph_runs(piece, lines, Counts())) == []
     assert next(lines)[0] == 4
 
 

@@ -16,11 +16,11 @@ import zstandard
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import discover as sources
-from data_pipeline.sources.discover import discover, read
-from data_pipeline.sources.formats import tables, wikipedia
-from data_pipeline.sources.formats.wikitext import plain_text
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources import read as sources
+from data_pipeline.sources import tables, wikipedia
+from data_pipeline.sources.cleaning import Counts
+from data_pipeline.sources.read import discover, read
+from data_pipeline.sources.wikipedia import plain_text
 from tests.factories.saved_datasets import saved
 from tests.linear_time import is_linear
 

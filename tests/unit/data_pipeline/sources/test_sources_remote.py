@@ -19,9 +19,9 @@ from s3fs import S3FileSystem
 from data_pipeline.errors import UserError
 from data_pipeline.io import object_store
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.discover import discover, read
-from data_pipeline.sources.read_counts import Counts
-from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.sources.cleaning import Counts
+from data_pipeline.sources.listing import SourceFile
+from data_pipeline.sources.read import discover, read
 from tests.command_line import BUCKET
 
 LONG = "\n\n".join(f"Document number {n} of very many." for n in range(170_000)).encode()

@@ -6,7 +6,7 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.records import concatenate
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.discover import discover
+from data_pipeline.sources.read import discover
 from data_pipeline.stages import google_bert
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.factories.pairs import rows

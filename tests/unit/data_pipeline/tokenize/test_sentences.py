@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import Counts
 from data_pipeline.tokenize import sentences
 from data_pipeline.tokenize.sentences import LONGEST, split
 from tests.linear_time import is_linear

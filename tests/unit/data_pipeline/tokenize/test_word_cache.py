@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.records import Sentences
 from data_pipeline.rng import text_key
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import Counts
 from data_pipeline.tokenize import tokenize as tokenizing
 from data_pipeline.tokenize import word_boundaries, word_cache, word_table
 from data_pipeline.tokenize.tokenize import tokenize

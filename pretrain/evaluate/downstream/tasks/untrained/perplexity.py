@@ -12,8 +12,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import file_sha256
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.statistics import unigram_entropy
-from data_pipeline.sources.discover import discover, read
-from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.cleaning import Counts
+from data_pipeline.sources.read import discover, read
 from data_pipeline.tokenize.sentences import split
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings

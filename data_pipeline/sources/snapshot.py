@@ -18,9 +18,9 @@ from data_pipeline.errors import UserError, redact
 from data_pipeline.io.decompress import filesystem, patiently, reading
 from data_pipeline.io.files import exists, file_sha256, is_uri, join, read_bytes
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.discover import source_files
+from data_pipeline.sources.listing import SourceFile
 from data_pipeline.sources.passed_over import PassedOver, is_summary
-from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.sources.read import source_files
 
 LOG = "prepare.log.json"
 """How and from which sources a folder was made; not part of its data."""
