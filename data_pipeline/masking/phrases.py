@@ -22,7 +22,7 @@ from data_pipeline.io.npy import offsets_of
 from data_pipeline.jit import jit
 from data_pipeline.masking.spans import follows
 from data_pipeline.settings import DataSettings
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.base import Vocabulary

@@ -39,7 +39,7 @@ from data_pipeline.sources.cleaning import Counts, check_encoding, decode
 from data_pipeline.sources.listing import SourceFile
 from data_pipeline.stages.corpus_store import document_tokens
 from data_pipeline.stages.spill import spill
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.fit import refuse_unknown
 from data_pipeline.vocabulary.wordpiece import WordPiece

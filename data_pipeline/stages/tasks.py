@@ -45,8 +45,7 @@ from data_pipeline.stages.document_pools import DocumentPool, ShardRange, member
 from data_pipeline.stages.merge import locate, merge
 from data_pipeline.stages.spill import spill
 from data_pipeline.tokenize.sentences import split
-from data_pipeline.tokenize.tokenize import tokenize
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache, tokenize
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.fit import Fit, Stripped, stripped

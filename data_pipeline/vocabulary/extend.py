@@ -16,7 +16,6 @@ from data_pipeline.io.files import canonical_json, write_whole
 from data_pipeline.records import ShowProgress
 from data_pipeline.settings import DataSettings, VocabularySettings, required
 from data_pipeline.vocabulary.base import Vocabulary
-from data_pipeline.vocabulary.check import save_trained, trained_before
 from data_pipeline.vocabulary.new_words import (
     NewWord,
     Savings,
@@ -27,7 +26,7 @@ from data_pipeline.vocabulary.new_words import (
     old_pieces,
     text_of,
 )
-from data_pipeline.vocabulary.sample import sample
+from data_pipeline.vocabulary.train import sample, save_trained, trained_before
 
 NEW_WORDS = "new_words.json"
 

@@ -13,8 +13,6 @@ from data_pipeline.vocabulary import byte_bpe, unigram, wordpiece
 from data_pipeline.vocabulary.base import REMEDY, Vocabulary, part_of
 from data_pipeline.vocabulary.wordpiece import Normalization
 
-__all__ = ["Vocabulary", "load_vocabulary", "parse_tokenizer_json", "save_vocabulary"]
-
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
 MOST_BYTES = 1 << 28
 """Maximum bytes of a vocabulary's file: fifteen times those of the largest in use, of 250,000 entries."""

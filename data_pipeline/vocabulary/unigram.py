@@ -10,6 +10,7 @@ is <unk> and never begins a word: ▁ is a separate piece.
 
 import base64
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
@@ -34,7 +35,25 @@ from data_pipeline.vocabulary.base import (
     refuse_others,
     types,
 )
-from data_pipeline.vocabulary.best_score import UNKNOWN_PENALTY, best_score
+
+# Compute the score of the best way to cut a word into the pieces of a unigram vocabulary (Kudo 2018, section 3.2).
+
+
+UNKNOWN_PENALTY = 10.0
+"""An unknown character's score is so much below the least score of all pieces, as in SentencePiece."""
+
+
+def best_score(word: str, scores: Mapping[str, float], unknown: float) -> float:
+    """Return the greatest sum of scores over all ways to cut `word` into pieces (Viterbi). A character that is no piece
+    by itself may also be cut off with the score `unknown`."""
+    best = [0.0]
+    for end in range(1, len(word) + 1):
+        cut = [best[start] + scores[word[start:end]] for start in range(end) if word[start:end] in scores]
+        if word[end - 1] not in scores:
+            cut.append(best[end - 1] + unknown)
+        best.append(max(cut))
+    return best[-1]
+
 
 SPECIAL_TOKENS = Specials(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 

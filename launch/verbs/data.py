@@ -46,7 +46,7 @@ def vocab(
         return
     from data_pipeline.sources.passed_over import PassedOver, lines
     from data_pipeline.sources.read import source_files
-    from data_pipeline.vocabulary.sample import learn_vocabulary
+    from data_pipeline.vocabulary.train import learn_vocabulary
 
     passed_over = PassedOver()
     source_files(config.data, passed_over)

@@ -24,7 +24,7 @@ from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.read import discover, read
 from data_pipeline.stages import executors, tasks
 from data_pipeline.tokenize.sentences import split
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.benchmarks.peers import Timing, Work
 from tests.factories.preparations import silent

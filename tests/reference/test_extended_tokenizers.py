@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.extend import extend_vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.export.extended_tokenizer import write_extended_tokenizer

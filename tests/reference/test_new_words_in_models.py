@@ -11,7 +11,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
 from data_pipeline.shards.schema import VocabularyStamp
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
 from data_pipeline.vocabulary.new_words import WordCounts, choose, old_pieces

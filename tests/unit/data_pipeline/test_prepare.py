@@ -25,7 +25,7 @@ from data_pipeline.sources.listing import SourceFile
 from data_pipeline.sources.read import source_files
 from data_pipeline.stages import executors
 from data_pipeline.stages.document_pools import DocumentPool, ShardRange, plan_pools
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 from tests.factories.preparations import corpus_of, hashes, settings_for, silent
 

@@ -22,7 +22,7 @@ from data_pipeline.stages.document_pools import plan_pools
 from data_pipeline.stages.executors import Share
 from data_pipeline.stages.workspace import open_workspace
 from data_pipeline.vocabulary.files import load_vocabulary
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import Maskmill, command, environ, write_text
 from tests.factories.preparations import corpus_of, hashes, settings_for, silent
 

@@ -18,7 +18,7 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.inspect.text import report
 from data_pipeline.shards.writer import BlockReader
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.preflight.check_run import check_data

@@ -19,7 +19,7 @@ from data_pipeline.shards.example_order import arrangement
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.padding_cost import PaddingCounter, packed_rows, padded_tokens
 from data_pipeline.shards.writer import BlockReader
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.settings import RunConfig
 from tests.command_line import write_text

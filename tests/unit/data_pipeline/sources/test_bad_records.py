@@ -18,7 +18,7 @@ from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.passed_over import lines
 from data_pipeline.sources.read import discover, read
 from data_pipeline.sources.snapshot import noted
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import VOCABULARY
 from tests.factories.preparations import silent
 

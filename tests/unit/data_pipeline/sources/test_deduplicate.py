@@ -28,7 +28,7 @@ from data_pipeline.sources.deduplicate import (
     without_repeats,
 )
 from data_pipeline.sources.read import discover, read
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import write_text
 from tests.factories.preparations import silent
 

@@ -13,10 +13,9 @@ from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.read import discover, read
 from data_pipeline.stages.corpus_store import open_corpus
 from data_pipeline.stages.tasks import read_source
-from data_pipeline.tokenize.tokenize import tokenize
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache, tokenize
 from data_pipeline.vocabulary.files import load_vocabulary
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import ROOT, write_text
 
 MEGABYTES = 40

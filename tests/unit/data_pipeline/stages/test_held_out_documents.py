@@ -15,7 +15,7 @@ from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.statistics import FEW_HELD_OUT, held_out_note
 from data_pipeline.stages import document_pools
 from data_pipeline.stages.document_pools import DocumentPool, members, parsed_pools, plan_pools, pools_json
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import Maskmill, write_text
 from tests.factories.preparations import corpus_of, hashes, settings_for, silent
 

@@ -17,11 +17,10 @@ from data_pipeline.records import Sentences
 from data_pipeline.rng import text_key
 from data_pipeline.sources.cleaning import Counts
 from data_pipeline.tokenize import tokenize as tokenizing
-from data_pipeline.tokenize import word_boundaries, word_cache, word_table
-from data_pipeline.tokenize.tokenize import tokenize
-from data_pipeline.tokenize.word_boundaries import ALONE, WIDE, byte_kinds
-from data_pipeline.tokenize.word_cache import WordCache
-from data_pipeline.tokenize.word_table import LONGEST_CACHED, ROOM
+from data_pipeline.tokenize import tokenize as word_cache
+from data_pipeline.tokenize import word_table
+from data_pipeline.tokenize.tokenize import WordCache, tokenize
+from data_pipeline.tokenize.word_table import ALONE, LONGEST_CACHED, ROOM, WIDE, byte_kinds
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.wordpiece import SPECIAL_TOKENS, Normalization, make_vocabulary
 from tests.factories.vocabularies import charsmap, trained
@@ -171,7 +170,7 @@ def test_the_words_that_are_cut_are_those_that_stand_alone():
     kinds = byte_kinds(punctuation=True, chinese=True)
     for code in (*range(0x80, 0xD800), *range(0xE000, 0x11000), 0x20000):
         data = np.frombuffer(chr(code).encode() + b"xx", np.uint8)
-        alone = kinds[data[0]] == WIDE and bool(word_boundaries.stands_alone.py_func(data, 0))
+        alone = kinds[data[0]] == WIDE and bool(word_table.stands_alone.py_func(data, 0))
         assert alone == (0x2010 <= code <= 0x2027 or 0x4E00 <= code <= 0x9FFF), hex(code)
 
 

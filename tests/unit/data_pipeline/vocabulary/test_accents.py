@@ -10,10 +10,9 @@ from tokenizers import Tokenizer
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
-from data_pipeline.vocabulary.sample import learn_vocabulary, with_accents_of
-from data_pipeline.vocabulary.train import strips_accents, train_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary, strips_accents, train_vocabulary, with_accents_of
 from launch.settings.recipe import load_config
 from tests.command_line import Maskmill
 from tests.factories.preparations import silent

@@ -12,14 +12,13 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
-from data_pipeline.vocabulary.best_score import best_score
-from data_pipeline.vocabulary.check import ONLY_EXTENDING, VOCABULARY_LOG
 from data_pipeline.vocabulary.extend import NEW_WORDS, extend_vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary, parse_tokenizer_json, save_vocabulary
 from data_pipeline.vocabulary.new_words import NewWord, WordCounts, choose, measure, old_pieces
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import ONLY_EXTENDING, VOCABULARY_LOG, learn_vocabulary
+from data_pipeline.vocabulary.unigram import best_score
 from tests.factories.vocabularies import SAMPLE, trained
 
 KINDS = ("wordpiece", "bpe", "unigram")

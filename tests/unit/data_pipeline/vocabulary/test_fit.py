@@ -11,7 +11,7 @@ from data_pipeline.settings import VocabularySettings
 from data_pipeline.shards.index import INDEX, Index
 from data_pipeline.stages import tasks
 from data_pipeline.vocabulary.fit import refuse_unknown, stripped, unknown_note, without_marks
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import Maskmill, described, write_text
 from tests.factories.preparations import settings_for, silent
 

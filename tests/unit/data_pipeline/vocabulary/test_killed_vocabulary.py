@@ -10,8 +10,7 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.vocabulary import extend, files
-from data_pipeline.vocabulary.check import VOCABULARY_LOG
-from data_pipeline.vocabulary.sample import learn_vocabulary
+from data_pipeline.vocabulary.train import VOCABULARY_LOG, learn_vocabulary
 from tests.factories.vocabularies import TEXT, trained
 
 SETTINGS = {

@@ -13,8 +13,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.prepare import prepare
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.vocabulary.sample import learn_vocabulary
-from data_pipeline.vocabulary.train import LONGEST_WORD, _cut_words, train_vocabulary
+from data_pipeline.vocabulary.train import LONGEST_WORD, _cut_words, learn_vocabulary, train_vocabulary
 from tests.command_line import Maskmill
 from tests.factories.preparations import settings_for, silent
 

@@ -16,9 +16,8 @@ from tokenizers import Tokenizer
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.vocabulary.check import trained_before
 from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
-from data_pipeline.vocabulary.train import train_vocabulary
+from data_pipeline.vocabulary.train import train_vocabulary, trained_before
 from data_pipeline.vocabulary.wordpiece import SPECIAL_TOKENS
 
 GOLDEN = Path(__file__).parents[3] / "golden"

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary, parse_tokenizer_json, save_vocabulary
 from data_pipeline.vocabulary.train import lower_cases, train_vocabulary
 from tests.factories.vocabularies import SAMPLE, TEXT, charsmap, modernbert_tokenizer, trained

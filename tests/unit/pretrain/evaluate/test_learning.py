@@ -14,10 +14,10 @@ from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources import read
 from data_pipeline.sources.listing import smoothed
-from data_pipeline.vocabulary import sample as learning
+from data_pipeline.vocabulary import train as learning
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
-from data_pipeline.vocabulary.sample import learn_vocabulary, sample
+from data_pipeline.vocabulary.train import learn_vocabulary, sample
 from tests.command_line import write_text
 from tests.factories.vocabularies import TEXT
 
