@@ -11,7 +11,7 @@ from data_pipeline.io.npy import offsets_of
 from data_pipeline.jit import allocating
 
 if TYPE_CHECKING:
-    from data_pipeline.masking.corruption import Corruption
+    from data_pipeline.masking.masker import Corruption
     from data_pipeline.shards.index import Split
 
 

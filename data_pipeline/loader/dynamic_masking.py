@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.packing import example_keys, original_tokens
-from data_pipeline.masking.corruption import Corruption, corruption_of
+from data_pipeline.masking.masker import Corruption, corruption_of
 from data_pipeline.records import Examples, Segments
 from data_pipeline.rng import DYNAMIC_MASK
 from data_pipeline.settings import AFFECTING_MASKS, LATER, DataSettings, mask_stages, settings_affecting_bytes

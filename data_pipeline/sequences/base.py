@@ -10,23 +10,178 @@ The builders are in pairs.py and single.py, registered by name in registry.py.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.npy import release
-from data_pipeline.jit import read_only
+from data_pipeline.jit import copy_run, jit, read_only
 from data_pipeline.records import Corpus, Segments
-from data_pipeline.rng import PHILOX_WORDS
-from data_pipeline.sequences.kernels import AT_START, DOCUMENT, USED
-from data_pipeline.sequences.random_reads import is_large, opened
+from data_pipeline.rng import PHILOX_WORDS, SEGMENTS, derive_key, mersenne_below, mersenne_unit, start
 from data_pipeline.settings import WITHOUT_SEPARATORS, DataSettings
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.base import Vocabulary
+
+
+# Read a few sentences or tokens at random positions of a Corpus on disk, from compiled code.
+#
+# A random next segment may come from anywhere in a partition. With memory mapping, each would load at least 64 KB, on
+# some kernels 2 MB, into the process's memory: soon the whole partition. A partition too large for that is read with
+# pread instead, a few hundred bytes at a time: a few microseconds per segment, and no memory.
+
+
+MAPPED_BYTES = 640 << 20
+"""Tokens and sentence starts of a larger partition are read, not mapped."""
+AHEAD = 64
+"""Sentence starts read at once: more than the sentences of a typical segment."""
+
+Files = tuple[int, int, int, int, NDArray[np.int64]]
+"""Descriptor and first byte of the tokens, the same for the sentence starts (descriptors -1: use the arrays), and the
+sentence starts read last: the number of the first, their count, and their values."""
+
+_pread: Any = types.ExternalFunction(
+    "pread", types.intp(types.int32, types.voidptr, types.uintp, types.int64)
+)
+
+
+def no_files() -> Files:
+    """Return the Files of a corpus that is in memory, or small enough to be mapped."""
+    return -1, 0, -1, 0, np.zeros(2 + AHEAD, np.int64)
+
+
+def is_large(corpus: Corpus) -> bool:
+    """Return whether the corpus is memory-mapped and too large for random access to the map."""
+    columns = (corpus.tokens, corpus.sentence_starts)
+    return all(isinstance(c, np.memmap) for c in columns) and sum(c.nbytes for c in columns) > MAPPED_BYTES
+
+
+@contextmanager
+def opened(corpus: Corpus) -> Iterator[Files]:
+    """Open the files to read donors from for the duration of the block."""
+    if not is_large(corpus):
+        yield no_files()
+        return
+    columns: Any = (corpus.tokens, corpus.sentence_starts)  # maps, which know their files
+    with open(columns[0].filename, "rb") as tokens, open(columns[1].filename, "rb") as starts:
+        yield tokens.fileno(), columns[0].offset, starts.fileno(), columns[1].offset, no_files()[-1]
+
+
+@jit
+def sentence_start(starts, files, sentence):
+    """Return the index of the first token of a sentence."""
+    _, _, descriptor, origin, window = files
+    if descriptor < 0:
+        return starts[sentence]
+    if not window[0] <= sentence < window[0] + window[1]:
+        count = _pread(
+            np.int32(descriptor),
+            window[2:].ctypes,
+            np.uintp(8 * AHEAD),
+            np.int64(origin + 8 * sentence),
+        )
+        if count < 8:
+            raise ValueError("the sentence starts of a partition end too early")
+        window[0], window[1] = sentence, count // 8
+    return window[2 + sentence - window[0]]
+
+
+@jit
+def copy_tokens(tokens, files, first, last, out):
+    """Copy the tokens first..last-1 to the beginning of `out`."""
+    descriptor, origin, _, _, _ = files
+    if descriptor < 0:
+        copy_run(out, 0, tokens, first, last)
+        return
+    size = (last - first) * out.itemsize
+    if size != _pread(
+        np.int32(descriptor), out.ctypes, np.uintp(size), np.int64(origin + first * out.itemsize)
+    ):
+        raise ValueError("the tokens of a partition end too early")
+
+
+# Draw targets, step through documents and write sequences: the code shared by all compiled loops over documents.
+#
+# A walk steps from sequence to sequence through the flat columns of a Corpus (`flat_columns`); a range of tokens is a
+# pair of numbers, and nothing is copied until a sequence is written into the buffers. The walks themselves are in
+# pair_kernels.py and single_kernels.py.
+
+
+# The state of a walk between buffers: indices into an array of int64.
+DOCUMENT, PASS, POSITION, TOKEN, TARGET, ORDINAL, USED = range(7)
+# USED counts the tokens of the documents that the first pass over each has put into sequences.
+AT_START = -1  # as POSITION: this pass over the document has not begun
+
+
+@jit
+def draw_target(stream, room, short_seq_prob):
+    """Draw the target length of one pass over a document."""
+    if mersenne_unit(stream) < short_seq_prob:
+        return 2 + mersenne_below(stream, room - 1)
+    return room
+
+
+@jit
+def begin(walk, stream, numbers, columns):
+    """Start the current pass over the current document unless it has begun; return the pass's key."""
+    seed, _, _, room, short_seq_prob = numbers
+    starts, firsts, keys = columns[1], columns[2], columns[4]
+    key = derive_key(keys[walk[DOCUMENT]], walk[PASS])
+    if walk[POSITION] == AT_START:
+        start(stream, seed, key, np.uint64(SEGMENTS))
+        walk[POSITION], walk[ORDINAL] = firsts[walk[DOCUMENT]], 0
+        walk[TOKEN] = starts[walk[POSITION]]
+        walk[TARGET] = draw_target(stream, room, short_seq_prob)
+    return key
+
+
+@jit
+def go_on(walk, position, token, numbers, passes, last):
+    """Move to the start of the next sequence: in this pass, the next pass, or the next document that has one.
+    `passes`: of documents first..stop-1."""
+    _, first, stop, _, _ = numbers
+    walk[POSITION], walk[TOKEN] = position, token
+    walk[ORDINAL] += 1
+    if position == last:
+        walk[POSITION] = AT_START
+        walk[PASS] += 1
+        while walk[DOCUMENT] < stop and walk[PASS] >= passes[walk[DOCUMENT] - first]:
+            walk[DOCUMENT], walk[PASS] = walk[DOCUMENT] + 1, 0
+
+
+@jit
+def write_pair(tokens, files, pair, frame, out, at):
+    """Write [CLS] A [SEP] B [SEP] to out[at:], or [CLS] A B; return the token counts of segment 0 and of the whole.
+    `frame`: ids of [CLS] and [SEP], and 1 with separators, 0 without. `files`: source of B (random_reads.py)."""
+    a0, a1, b0, b1 = pair
+    cls, sep, separators = frame
+    first = 1 + a1 - a0 + separators
+    whole = first + b1 - b0 + separators
+    out[at] = cls
+    copy_run(out, at + 1, tokens, a0, a1)
+    copy_tokens(tokens, files, b0, b1, out[at + first :])
+    if separators:
+        out[at + first - 1] = sep
+        out[at + whole - 1] = sep
+    return first, whole
+
+
+@jit
+def write_stream(tokens, begins, ends, frame, out, at):
+    """Write [CLS] text [SEP] to out[at:], or [CLS] text; return its number of tokens."""
+    cls, sep, separators = frame
+    whole = 1 + ends - begins + separators
+    out[at] = cls
+    copy_run(out, at + 1, tokens, begins, ends)
+    if separators:
+        out[at + whole - 1] = sep
+    return whole
+
 
 BUFFER_TOKENS = 1 << 20
 """Tokens that compiled code writes per buffer."""

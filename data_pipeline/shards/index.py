@@ -27,7 +27,7 @@ from data_pipeline.io.files import (
     sealed_json,
     write_whole,
 )
-from data_pipeline.masking.mask_budget import MaskBudget, rate_note
+from data_pipeline.masking.budget import MaskBudget, rate_note
 from data_pipeline.records import COLUMNS
 from data_pipeline.shards.schema import (
     LARGEST_VOCABULARY,

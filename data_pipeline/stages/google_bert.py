@@ -24,15 +24,11 @@ from data_pipeline.io.decompress import open_bytes, reading
 from data_pipeline.io.files import open_to_write
 from data_pipeline.io.npy import mapped, offsets_of
 from data_pipeline.jit import copy_run, jit
-from data_pipeline.masking.mask_kernel import emit_masked, mask_sequence, scratch_for
-from data_pipeline.masking.masker import Masker
+from data_pipeline.masking.masker import Masker, emit_masked, mask_sequence, scratch_for
 from data_pipeline.records import Corpus, Examples
 from data_pipeline.rng import python_stream, shuffle
-from data_pipeline.sequences.base import flat_columns
-from data_pipeline.sequences.kernels import AT_START, draw_target, write_pair
-from data_pipeline.sequences.pair_kernels import next_pair
-from data_pipeline.sequences.pairs import NextSentencePairs
-from data_pipeline.sequences.random_reads import no_files
+from data_pipeline.sequences.base import AT_START, draw_target, flat_columns, no_files, write_pair
+from data_pipeline.sequences.pairs import NextSentencePairs, next_pair
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.statistics import text_statistics
 from data_pipeline.sources.cleaning import Counts, check_encoding, decode

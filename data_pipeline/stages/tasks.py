@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from data_pipeline.io.files import exists, join, temporary_folder, whole_folder, write_whole
 from data_pipeline.io.npy import release
 from data_pipeline.io.object_store import upload
-from data_pipeline.masking.corruption import Corruption
+from data_pipeline.masking.masker import Corruption
 from data_pipeline.records import Document, Examples, concatenate
 from data_pipeline.rng import words
 from data_pipeline.sequences.base import SequenceBuilder

@@ -32,7 +32,7 @@ from data_pipeline.io.files import (
     writing,
 )
 from data_pipeline.io.object_store import object_names, remove_object
-from data_pipeline.masking.corruption import Corruption, corruption_of
+from data_pipeline.masking.masker import Corruption, corruption_of
 from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.sequences.registry import builder_of
 from data_pipeline.settings import DataSettings, settings_affecting_bytes, token_values

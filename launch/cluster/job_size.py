@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 from data_pipeline.io.decompress import reading
 from data_pipeline.io.files import is_uri
-from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.listing import files_of
 from pretrain.config.phases import phases_of

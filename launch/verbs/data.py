@@ -99,7 +99,7 @@ def prepare(
 
     check_address_space()
     config = load_config(recipe, overrides or [])
-    from data_pipeline.masking.mask_budget import MaskBudget
+    from data_pipeline.masking.budget import MaskBudget
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
     from data_pipeline.shards.index import Index

@@ -7,7 +7,7 @@ data.masking=ngram; the recipes have all of it.
 
 Where the published code (google-research/albert) and this differ: there a chunk of one sentence gets a random second
 segment, here it is cut in two (data_pipeline/sequences/pairs.py); its n-grams may cross a [SEP], and its words are
-separated at punctuation and digits as well as at spaces (data_pipeline/masking/spans.py).
+separated at punctuation and digits as well as at spaces (data_pipeline/masking/phrases.py).
 """
 
 from pretrain.objectives.bert import Bert

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import is_uri
 from data_pipeline.loader.batch_sizes import BatchSizes
-from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.shards.index import INDEX, Index, measured_note
 from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import Phase, phases_of

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from data_pipeline.errors import UserError, one_error
-from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.settings import mask_stages, stated_languages, stated_weights
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import registered

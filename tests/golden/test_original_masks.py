@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Examples, Segments
 from data_pipeline.rng import words

@@ -14,7 +14,7 @@ import numpy as np
 from data_pipeline.errors import UserError
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.jit import jit
-from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.records import REQUIRED, Examples, ShowProgress
 from data_pipeline.rng import MULTIPLIER, finalize
 from data_pipeline.sequences.registry import label_names

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from launch.recipes import recipe_names
 from launch.settings.manual import manual

@@ -27,7 +27,7 @@ PLACES = {
     "dask_jobqueue": {"data_pipeline/stages/dask_workers.py"},
     "numba": {
         "data_pipeline/jit.py",
-        "data_pipeline/sequences/random_reads.py",
+        "data_pipeline/sequences/base.py",
     },
     "xxhash": {"data_pipeline/shards/writer.py"},
     "huggingface_hub": {"pretrain/export/hub.py"},

@@ -9,9 +9,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.loader.loader import Shares, order_of
-from data_pipeline.masking.corruption import Unmasked, corruption_of
-from data_pipeline.masking.mask_budget import MaskBudget
-from data_pipeline.masking.masker import Masker
+from data_pipeline.masking.budget import MaskBudget
+from data_pipeline.masking.masker import Masker, Unmasked, corruption_of
 from data_pipeline.prepare import prepare
 from data_pipeline.settings import DataSettings, VocabularySettings, mask_stages
 from data_pipeline.shards.index import Index

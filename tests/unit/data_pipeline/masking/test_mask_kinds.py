@@ -8,10 +8,16 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.jit import take_ragged
-from data_pipeline.masking.mask_kernel import group_tokens
-from data_pipeline.masking.masker import Masker
-from data_pipeline.masking.phrases import CHUNK_WORDS, closed_class_words, join_words, phrase_table
-from data_pipeline.masking.spans import draw_length, geometric, harmonic
+from data_pipeline.masking.masker import Masker, group_tokens
+from data_pipeline.masking.phrases import (
+    CHUNK_WORDS,
+    closed_class_words,
+    draw_length,
+    geometric,
+    harmonic,
+    join_words,
+    phrase_table,
+)
 from data_pipeline.records import Segments
 from data_pipeline.rng import start, words
 from data_pipeline.settings import DataSettings, settings_affecting_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.jit import take_ragged
-from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Segments
 from data_pipeline.rng import words

@@ -5,10 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_pipeline.masking.mask_kernel import TOKENS, WORDS, MaskRule
-from data_pipeline.masking.masker import Masker
-from data_pipeline.masking.phrases import no_phrases
-from data_pipeline.masking.spans import ALONE, harmonic
+from data_pipeline.masking.masker import TOKENS, WORDS, Masker, MaskRule
+from data_pipeline.masking.phrases import ALONE, harmonic, no_phrases
 from data_pipeline.records import Examples, Segments
 
 CLS, SEP, MASK, SIZE = 1, 2, 3, 300

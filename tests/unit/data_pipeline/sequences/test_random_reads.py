@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.records import Corpus
-from data_pipeline.sequences import base, random_reads
+from data_pipeline.sequences import base
 from data_pipeline.sequences.registry import SEQUENCES, builder_of
 from data_pipeline.settings import DataSettings
 from data_pipeline.stages.corpus_store import open_corpus, save_sorted
@@ -44,11 +44,11 @@ def test_what_is_read_is_what_is_mapped(
     settings = DataSettings(sources=["x"], sequences=sequences, sequence_length=400)
     recipe = builder_of(settings, load_vocabulary(str(VOCABULARY)))
     expected = all_segments(recipe, corpus, 0, 30, 1, 2)
-    monkeypatch.setattr(random_reads, "MAPPED_BYTES", 0)
+    monkeypatch.setattr(base, "MAPPED_BYTES", 0)
     monkeypatch.setattr(base, "BUFFER_TOKENS", 1 << 14)
     mapped = open_corpus(tmp_path)
-    assert random_reads.is_large(mapped)
-    assert not random_reads.is_large(corpus)
+    assert base.is_large(mapped)
+    assert not base.is_large(corpus)
     found = all_segments(recipe, mapped, 0, 30, 1, 2)
     for field in dataclasses.fields(expected):
         assert np.array_equal(getattr(found, field.name), getattr(expected, field.name)), field.name
@@ -61,7 +61,7 @@ def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
     assert (tmp_path / "tokens.npy").stat().st_size > 180 << 20
     code = (
         "import sys, re; from pathlib import Path\n"
-        "from data_pipeline.sequences import random_reads as donors\n"
+        "from data_pipeline.sequences import base as donors\n"
         "from data_pipeline.stages.corpus_store import open_corpus\n"
         "from data_pipeline.sequences.registry import builder_of\n"
         "from data_pipeline.vocabulary.files import load_vocabulary\n"

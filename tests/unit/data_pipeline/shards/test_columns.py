@@ -12,7 +12,7 @@ from data_pipeline.io.files import sealed_json
 from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.dynamic_masking import DynamicMasking
 from data_pipeline.loader.loader import Shares, held_out, order_of
-from data_pipeline.masking.corruption import Unmasked, corruption_of
+from data_pipeline.masking.masker import Unmasked, corruption_of
 from data_pipeline.records import COLUMNS, OFFSETS, REQUIRED, Examples, Segments, concatenate
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
