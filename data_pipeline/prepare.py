@@ -23,10 +23,9 @@ from data_pipeline.io.object_store import writable
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import ShowProgress
 from data_pipeline.settings import LATER, DataSettings, required, settings_affecting_bytes
-from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, write_index
-from data_pipeline.shards.schema import ShardEntry
+from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, write_index
+from data_pipeline.shards.shard import write_shard
 from data_pipeline.shards.statistics import add_up, padding_statistics, shard_statistics
-from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.cleaning import FIRST_BAD, Counts, check_bad_records
 from data_pipeline.sources.deduplicate import kinds
 from data_pipeline.sources.passed_over import NAMED, lines

@@ -8,9 +8,8 @@ from rich.markup import escape
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import is_uri
 from data_pipeline.shards.index import INDEX, Index
-from data_pipeline.shards.inspect.scan import lint
-from data_pipeline.shards.inspect.show_examples import printed_examples
-from data_pipeline.shards.inspect.text import report
+from data_pipeline.shards.lint import lint
+from data_pipeline.shards.show import printed_examples, report
 from launch.app import errors, no_such_folder, say_json, say_plainly
 from launch.progress import late_stages, waiting
 from pretrain.config.batch_sizes import batch_sizes

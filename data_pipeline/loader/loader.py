@@ -7,26 +7,186 @@ A share is a pure function of (index, order, masking, separators, rank, world, s
 next batch.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+import queue
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import count
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.bin_packing import Caps
-from data_pipeline.loader.dynamic_masking import DynamicMasking
 from data_pipeline.loader.order import Order, rank_range
-from data_pipeline.loader.packing import StepShare, pack
-from data_pipeline.loader.prefetch import Prefetch
-from data_pipeline.loader.separators import Separators
+from data_pipeline.loader.packing import Caps, Separators, StepShare, example_keys, original_tokens, pack
 from data_pipeline.loader.shuffle_windows import Windows
-from data_pipeline.records import Examples, concatenate
-from data_pipeline.settings import SEQUENTIAL
-from data_pipeline.shards.index import Index
-from data_pipeline.shards.placement import Layout
-from data_pipeline.shards.writer import BlockReader
+from data_pipeline.masking.masker import Corruption, corruption_of
+from data_pipeline.records import Examples, Segments, concatenate
+from data_pipeline.rng import DYNAMIC_MASK
+from data_pipeline.settings import (
+    AFFECTING_MASKS,
+    LATER,
+    SEQUENTIAL,
+    DataSettings,
+    mask_stages,
+    settings_affecting_bytes,
+)
+from data_pipeline.shards.index import TOKENIZER, Index, Layout
+from data_pipeline.shards.shard import BlockReader
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
+
+# Re-mask examples in the loader: RoBERTa's dynamic masking (Liu et al. 2019, section 4.1) and ERNIE's stages.
+#
+# A mask is a function of (seed, epoch, number of the example) and of the stage, which follows from the number of the
+# global batch. So it is the same at every world size and after every resume. Held-out examples are never re-masked.
+
+
+_SEGMENTS = {column.name for column in fields(Segments)}
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicMasking:
+    """Re-mask examples with the masker of the stage that their global batch belongs to."""
+
+    seed: int
+    firsts: tuple[int, ...]
+    """First global batch of each stage."""
+    maskers: tuple[Corruption, ...]
+    identity: Mapping[str, Any]
+    """The settings that affect the masks, by name; for the lexicon, its SHA-256."""
+
+    @classmethod
+    def from_settings(cls, settings: DataSettings, vocabulary: Vocabulary, seed: int) -> Self:
+        """Build the masking of data.mask_stages, or of data.masking. Raises UserError if a setting is out of range
+        or the lexicon cannot be used."""
+        found = mask_stages(settings)
+        kinds = {kind: corruption_of(replace(settings, masking=kind), vocabulary) for _, kind in found}
+        values = settings_affecting_bytes(settings)
+        return cls(
+            seed=seed,
+            firsts=tuple(stage.first for stage in found),
+            maskers=tuple(kinds[stage.kind] for stage in found),
+            identity={name: values[name] for name in AFFECTING_MASKS if values[name] != LATER.get(name)}
+            | {"mask_stages": list(settings.mask_stages)},
+        )
+
+    def masker(self, batch: int) -> Corruption:
+        """Return the masker of global batch number `batch`."""
+        return self.maskers[int(np.searchsorted(self.firsts, batch, "right")) - 1]
+
+    def __call__(
+        self, examples: Examples, batch: int, epochs: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> Examples:
+        """Return the examples of global batch `batch`, of these epochs and numbers in their split, with new masks."""
+        given = {name: column for name, column in examples.columns.items() if name in _SEGMENTS}
+        drawn = {"tokens": original_tokens(examples), "keys": example_keys(epochs, numbers)}
+        segments = Segments(**given | drawn)
+        return self.masker(batch)(segments, self.seed, DYNAMIC_MASK)
+
+
+def shards_vocabulary(index: Index) -> Vocabulary:
+    """Load the vocabulary whose copy is next to the shards. Raises UserError if it is missing or differs."""
+    with TemporaryDirectory() as folder:  # the shards may be in an object store
+        path = Path(folder) / TOKENIZER
+        path.write_bytes(index.tokenizer_json())
+        vocabulary = load_vocabulary(path)
+    if vocabulary.sha256 != index.vocabulary.sha256:  # of other bytes than its own canonical ones
+        raise UserError(
+            "not as this version writes it", where=index.path(TOKENIZER), remedy="prepare the shards again"
+        )
+    return vocabulary
+
+
+# Prefetch the items of an iterator in one background thread.
+
+
+Item = TypeVar("Item")
+
+
+class _End:
+    """The last item of the thread: the error that stopped it, or None if the source ended."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class Prefetch(Generic[Item]):
+    """Iterate over `source` in a thread, at most `ahead` items before the consumer.
+
+    An error of the source is raised in place of its item, and at every call after that. `close` stops the thread and
+    waits for it; so do the end of a `with` block, garbage collection of the object and process exit.
+    """
+
+    def __init__(self, source: Iterator[Item], ahead: int) -> None:
+        # two queues written in C: a bounded one is of Python, and its locks cost a fast loader some 4 % of its time
+        self._items: queue.SimpleQueue[Item | _End] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(max(1, ahead)):
+            self._room.put(None)
+        self._end: _End | None = None
+        stop = threading.Event()
+        # the thread must not reference self or its methods, or self would never be collected
+        thread = threading.Thread(
+            target=_produce,
+            args=(source, self._items, self._room, stop),
+            name="maskmill-loader",
+            daemon=True,
+        )
+        self._finalize = weakref.finalize(self, _shut_down, thread, self._room, stop)
+        thread.start()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        if self._end is None:
+            if not self._finalize.alive:
+                raise RuntimeError("the loader was closed")
+            item = self._items.get()
+            if not isinstance(item, _End):
+                self._room.put(None)
+                return item
+            self._end = item
+        raise self._end.error or StopIteration
+
+    def __enter__(self) -> "Prefetch[Item]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the thread; no items can be taken afterwards."""
+        self._finalize()
+
+
+def _produce(
+    source: Iterator[Item],
+    items: "queue.SimpleQueue[Item | _End]",
+    room: "queue.SimpleQueue[None]",
+    stop: threading.Event,
+) -> None:
+    try:
+        for item in source:
+            room.get()  # `_shut_down` makes some
+            if stop.is_set():
+                return
+            items.put(item)
+            del item
+        items.put(_End(None))
+    except BaseException as error:
+        items.put(_End(error))
+
+
+def _shut_down(thread: threading.Thread, room: "queue.SimpleQueue[None]", stop: threading.Event) -> None:
+    stop.set()
+    room.put(None)
+    thread.join()
 
 
 def order_of(

@@ -15,8 +15,8 @@ from data_pipeline.io.npy import offsets_of
 from data_pipeline.jit import copy_run, jit, read_only
 from data_pipeline.loader.order import Order, StreamRanges, Window
 from data_pipeline.records import COLUMNS, OFFSETS, Examples, concatenate
-from data_pipeline.shards.placement import Layout, Run
-from data_pipeline.shards.writer import BlockReader
+from data_pipeline.shards.index import Layout, Run
+from data_pipeline.shards.shard import BlockReader
 
 SLACK = 1.05
 """Spare capacity of a slot beyond the expected, or so far observed, size of the fullest window."""

@@ -27,7 +27,7 @@ from data_pipeline.records import Document, Examples, concatenate
 from data_pipeline.rng import words
 from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.settings import DataSettings
-from data_pipeline.shards.example_order import arrangement
+from data_pipeline.shards.shard import arrangement, write_shard
 from data_pipeline.shards.statistics import (
     add_up,
     language_statistics,
@@ -35,7 +35,6 @@ from data_pipeline.shards.statistics import (
     shard_statistics,
     text_statistics,
 )
-from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.deduplicate import Repeats, without_repeats
 from data_pipeline.sources.listing import SourceFile, document_passes

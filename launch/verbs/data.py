@@ -148,8 +148,7 @@ def prepare(
 def _say_of(index: "Index") -> None:
     """Print how much of the text these shards use, and what they show against their settings, vocabulary or text."""
     from data_pipeline.shards.index import TRAIN, measured_note
-    from data_pipeline.shards.inspect.rules import one_document
-    from data_pipeline.shards.inspect.scan import documents
+    from data_pipeline.shards.lint import documents, one_document
     from data_pipeline.shards.statistics import held_out_note, text_note
     from data_pipeline.vocabulary.fit import unknown_note
 

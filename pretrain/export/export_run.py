@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from data_pipeline.errors import UserError, redact
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index
-from data_pipeline.shards.writer import BlockReader
+from data_pipeline.shards.shard import BlockReader
 from pretrain.checkpoint.store import Checkpoint, find_checkpoint
 from pretrain.config.phases import phase_at, phases_of
 from pretrain.config.settings import RunConfig

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 from transformers import BertTokenizer
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.separators import PERIOD
+from data_pipeline.loader.packing import PERIOD
 from data_pipeline.settings import SEPARATORS
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.base import Vocabulary, json_text
 from data_pipeline.vocabulary.files import parse_tokenizer_json
 from data_pipeline.vocabulary.wordpiece import WordPiece

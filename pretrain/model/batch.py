@@ -21,8 +21,7 @@ from data_pipeline.records import NO_LABEL
 from pretrain.model.attention.attend import Packing
 
 if TYPE_CHECKING:  # these import numba, which `maskmill plan` need not wait for
-    from data_pipeline.loader.bin_packing import Caps
-    from data_pipeline.loader.packing import PackedMicroBatch
+    from data_pipeline.loader.packing import Caps, PackedMicroBatch
     from data_pipeline.records import Examples
 
 IGNORED = -1

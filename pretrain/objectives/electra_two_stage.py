@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder

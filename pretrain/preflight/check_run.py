@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.batch_sizes import BatchSizes
-from data_pipeline.loader.bin_packing import Caps, caps_for, fitting_tokens
-from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabulary
-from data_pipeline.loader.loader import order_of
+from data_pipeline.loader.loader import DynamicMasking, order_of, shards_vocabulary
 from data_pipeline.loader.order import Order
-from data_pipeline.loader.separators import Separators, separators_of
+from data_pipeline.loader.packing import Caps, Separators, caps_for, fitting_tokens, separators_of
 from data_pipeline.sequences.registry import PairTask, pair_task
 from data_pipeline.settings import (
     AFFECTING_MASKS,
@@ -28,7 +26,7 @@ from data_pipeline.settings import (
     settings_affecting_bytes,
 )
 from data_pipeline.shards.index import Index, Split
-from data_pipeline.shards.writer import verify_full
+from data_pipeline.shards.shard import verify_full
 from data_pipeline.sources.snapshot import as_stated, other_sources, stated_sources
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary

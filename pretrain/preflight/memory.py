@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from data_pipeline.errors import UserError
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
 from pretrain.model.initialize import vocabulary_rows

@@ -1,6 +1,6 @@
 """Describe a run, a checkpoint or an exported model, for people or as JSON.
 
-Every hash is verified: what is shown is what was written. Shards are described by data_pipeline/shards/inspect/scan.py.
+Every hash is verified: what is shown is what was written. Shards are described by data_pipeline/shards/lint.py.
 """
 
 from pathlib import Path

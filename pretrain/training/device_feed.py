@@ -12,9 +12,8 @@ from rich.console import Console
 from torch import Tensor
 
 from data_pipeline import rng
-from data_pipeline.loader.loader import Loader
+from data_pipeline.loader.loader import Loader, Prefetch
 from data_pipeline.loader.packing import StepShare
-from data_pipeline.loader.prefetch import Prefetch
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape

@@ -4,10 +4,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.loader import held_out, held_out_steps
-from data_pipeline.loader.packing import StepShare
-from data_pipeline.shards.inspect.show_examples import words_of
+from data_pipeline.loader.packing import Caps, StepShare
+from data_pipeline.shards.show import words_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, raise_on_all_ranks

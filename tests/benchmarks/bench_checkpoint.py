@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from data_pipeline.loader.bin_packing import Caps
-from data_pipeline.loader.packing import pack
+from data_pipeline.loader.packing import Caps, pack
 from launch.settings.recipe import load_config
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.store import newest_checkpoint

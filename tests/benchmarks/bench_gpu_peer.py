@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from data_pipeline.records import Examples  # noqa: E402
-from data_pipeline.shards.schema import VocabularyStamp  # noqa: E402
+from data_pipeline.shards.index import VocabularyStamp  # noqa: E402
 from pretrain.model.batch import MicroBatch  # noqa: E402
 from pretrain.objectives.registry import load  # noqa: E402
 from tests.benchmarks.family_peers import Peer, targets  # noqa: E402

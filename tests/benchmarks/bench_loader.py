@@ -37,11 +37,11 @@ import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from data_pipeline.loader.bin_packing import caps_for  # noqa: E402
 from data_pipeline.loader.loader import Loader, Shares, order_of  # noqa: E402
+from data_pipeline.loader.packing import caps_for  # noqa: E402
 from data_pipeline.records import Examples  # noqa: E402
 from data_pipeline.shards.index import Index, write_index  # noqa: E402
-from data_pipeline.shards.writer import BlockReader, write_shard  # noqa: E402
+from data_pipeline.shards.shard import BlockReader, write_shard  # noqa: E402
 from tests.factories.shards import StubVocabulary, blocks_of, filled  # noqa: E402
 
 VOCABULARY = 30522

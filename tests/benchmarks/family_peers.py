@@ -13,9 +13,9 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.loader import Shares
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.loader.packing import caps_for
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.registry import chosen_families

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_pipeline.loader.bin_packing import Caps
-from data_pipeline.loader.packing import StepShare, pack
+from data_pipeline.loader.packing import Caps, StepShare, pack
 from data_pipeline.records import Examples
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig

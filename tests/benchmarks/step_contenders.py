@@ -184,8 +184,8 @@ def trainer_examples(shards: str, sizes: dict[str, Any]) -> Iterator[dict[str, A
     """The examples of our batches in their order, as lists that transformers' collator pads."""
     import numpy as np
 
-    from data_pipeline.loader.bin_packing import caps_for
     from data_pipeline.loader.loader import Shares, order_of
+    from data_pipeline.loader.packing import caps_for
     from data_pipeline.shards.index import Index
 
     index = Index.load(shards)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.registry import FAMILIES

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.base import Model

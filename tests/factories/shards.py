@@ -8,7 +8,7 @@ import numpy as np
 
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index, write_index
-from data_pipeline.shards.writer import write_shard
+from data_pipeline.shards.shard import write_shard
 from data_pipeline.vocabulary.base import Vocabulary
 
 SIZE = 300

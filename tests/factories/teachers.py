@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 from safetensors.torch import save_file
 
 from data_pipeline.io.files import read_bytes
-from data_pipeline.shards.index import TOKENIZER, Index
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import TOKENIZER, Index, VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig

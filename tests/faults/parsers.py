@@ -24,10 +24,16 @@ from data_pipeline.errors import SeveralErrors, UserError, printable
 from data_pipeline.io.files import SEAL, canonical_json, sealed_json
 from data_pipeline.io.model_folder import CARD, NOTE
 from data_pipeline.records import Examples
-from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import Index
-from data_pipeline.shards.inspect.scan import lint
-from data_pipeline.shards.writer import BlockReader, problems
+from data_pipeline.shards.lint import lint
+from data_pipeline.shards.shard import (
+    BlockError,
+    BlockReader,
+    check_examples,
+    decode_block,
+    encode_block,
+    problems,
+)
 from launch.recipes import RECIPES
 from launch.settings.evaluation import read_changes
 from launch.settings.folder import with_folder_settings

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from ranks import run
 
-from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.loader import Loader, order_of
+from data_pipeline.loader.packing import caps_for
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index, write_index
-from data_pipeline.shards.writer import write_shard
+from data_pipeline.shards.shard import write_shard
 from launch.settings.recipe import load_config
 from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World

@@ -12,7 +12,7 @@ from ranks import run
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.prefetch import Prefetch
+from data_pipeline.loader.loader import Prefetch
 from launch.settings.recipe import load_config
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.watchdog import Watchdog

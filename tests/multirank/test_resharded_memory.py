@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from attempts import Attempt, run_attempts
 
-from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.loader import Shares, order_of
+from data_pipeline.loader.packing import caps_for
 from data_pipeline.shards.index import Index
 from pretrain.checkpoint.store import Checkpoint
 from tests.command_line import Maskmill

@@ -19,7 +19,7 @@ import transformers
 from safetensors.torch import save_file
 
 from data_pipeline.errors import UserError
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.base import Vocabulary
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig

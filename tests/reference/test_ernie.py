@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import mask_stages
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch

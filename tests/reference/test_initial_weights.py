@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import NOTE
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.files import load_vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.settings import RunConfig

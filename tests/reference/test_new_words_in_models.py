@@ -10,7 +10,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary

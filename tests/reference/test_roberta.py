@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.base import Vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.encoder_settings import EncoderSettings

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig

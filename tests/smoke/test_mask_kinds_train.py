@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.loader.dynamic_masking import shards_vocabulary
+from data_pipeline.loader.loader import shards_vocabulary
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import MASKINGS
 from data_pipeline.shards.index import Index
-from data_pipeline.shards.writer import BlockReader
+from data_pipeline.shards.shard import BlockReader
 from tests.command_line import WORDS, Maskmill
 
 pytestmark = [

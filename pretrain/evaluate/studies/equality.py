@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
-from data_pipeline.loader.separators import separator_places
+from data_pipeline.loader.packing import separator_places
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.check_run import Plan, check_run
 

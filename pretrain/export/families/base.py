@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder_settings import SWITCHES, EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.entries import Config, Field, Head, field_of

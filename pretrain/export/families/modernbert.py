@@ -8,7 +8,7 @@ folder has both.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS
 from pretrain.export.families.entries import Config, Field, Head, Part

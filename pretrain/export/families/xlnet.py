@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import CLS_SEGMENT, RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.dynamic_masking import shards_vocabulary
+from data_pipeline.loader.loader import shards_vocabulary
 from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.check_run import Plan, identity_of

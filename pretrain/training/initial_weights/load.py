@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.layer_sharing import layer_and_rest
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.electra import DELTA, taken_apart

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from data_pipeline.loader.dynamic_masking import shards_vocabulary
+from data_pipeline.loader.loader import shards_vocabulary
 from data_pipeline.vocabulary.new_words import old_pieces
 from pretrain.checkpoint.store import find_checkpoint
 from pretrain.config.settings import RunConfig

@@ -19,7 +19,7 @@ from data_pipeline.loader.packing import original_tokens
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN, Index
-from data_pipeline.shards.writer import BlockReader
+from data_pipeline.shards.shard import BlockReader
 from data_pipeline.sources import passed_over, snapshot
 from data_pipeline.sources.listing import SourceFile
 from data_pipeline.sources.read import source_files

@@ -13,13 +13,12 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import file_sha256
-from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.loader import Shares, order_of
+from data_pipeline.loader.packing import caps_for
 from data_pipeline.records import concatenate
-from data_pipeline.shards.index import Index
-from data_pipeline.shards.inspect.show_examples import words_of
-from data_pipeline.shards.schema import VocabularyStamp
-from data_pipeline.shards.writer import BlockReader
+from data_pipeline.shards.index import Index, VocabularyStamp
+from data_pipeline.shards.shard import BlockReader
+from data_pipeline.shards.show import words_of
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig

@@ -15,7 +15,7 @@ VERBS = ROOT / "launch" / "verbs"
 PACKAGES = ("data_pipeline", "pretrain", "launch")
 
 PLACES = {
-    "webdataset": {"data_pipeline/shards/writer.py"},
+    "webdataset": {"data_pipeline/shards/shard.py"},
     "deepspeed": {"pretrain/distributed/deepspeed_config.py"},
     "wandb": {"pretrain/monitoring/wandb/connection.py"},
     "tensorboardX": {"pretrain/monitoring/tensorboard.py"},
@@ -29,7 +29,7 @@ PLACES = {
         "data_pipeline/jit.py",
         "data_pipeline/sequences/base.py",
     },
-    "xxhash": {"data_pipeline/shards/writer.py"},
+    "xxhash": {"data_pipeline/shards/shard.py"},
     "huggingface_hub": {"pretrain/export/hub.py"},
     "sentencepiece": {"data_pipeline/vocabulary/train.py"},
     "sklearn": {"pretrain/evaluate/downstream/metrics.py"},

@@ -12,7 +12,7 @@ import pytest
 from data_pipeline import rng
 from data_pipeline.records import COLUMNS
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
-from data_pipeline.shards.schema import BLOCK_FIELDS, ShardEntry
+from data_pipeline.shards.index import BLOCK_FIELDS, ShardEntry
 from data_pipeline.sources.cleaning import Counts
 from tests.command_line import ROOT, Maskmill, setting
 from tests.factories.encoders import encoder_folder

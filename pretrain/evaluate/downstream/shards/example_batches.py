@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.dynamic_masking import shards_vocabulary
-from data_pipeline.loader.loader import held_out_examples
-from data_pipeline.loader.separators import Separators, separators_of
+from data_pipeline.loader.loader import held_out_examples, shards_vocabulary
+from data_pipeline.loader.packing import Separators, separators_of
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index
 from pretrain.evaluate.downstream.encoders import Encoder

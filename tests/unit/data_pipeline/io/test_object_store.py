@@ -19,7 +19,7 @@ from data_pipeline.io import object_store
 from data_pipeline.io.files import exists, read_bytes, read_ranges, write_whole
 from data_pipeline.loader.loader import order_of
 from data_pipeline.shards.index import Index
-from data_pipeline.shards.writer import BlockReader, tokenizer_problem, verify_full
+from data_pipeline.shards.shard import BlockReader, tokenizer_problem, verify_full
 from data_pipeline.stages.tasks import deliver
 from tests.command_line import BUCKET, Maskmill, setting
 from tests.factories.shards import shard_folder

@@ -9,9 +9,9 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.batch_sizes import BatchSizes
-from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.loader import Shares, loader_state, order_of, resumed_batch
 from data_pipeline.loader.order import Order
+from data_pipeline.loader.packing import caps_for
 from tests.factories.shards import shard_folder
 
 RAMPS = [  # examples, block, streams, first batch, full batch, batches of the ramp

@@ -12,8 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.io import object_store
 from data_pipeline.io.files import read_ranges
-from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.loader import Loader, Shares, order_of
+from data_pipeline.loader.packing import caps_for
 from data_pipeline.shards.index import Index
 from tests.factories.shards import shard_folder
 

@@ -8,10 +8,23 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.bin_packing import assign, caps_for, fitting_tokens
-from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabulary
-from data_pipeline.loader.loader import Loader, Shares, loader_state, order_of, resumed_batch
-from data_pipeline.loader.packing import StepShare, example_keys, original_tokens
+from data_pipeline.loader.loader import (
+    DynamicMasking,
+    Loader,
+    Shares,
+    loader_state,
+    order_of,
+    resumed_batch,
+    shards_vocabulary,
+)
+from data_pipeline.loader.packing import (
+    StepShare,
+    assign,
+    caps_for,
+    example_keys,
+    fitting_tokens,
+    original_tokens,
+)
 from data_pipeline.records import Segments
 from data_pipeline.rng import DYNAMIC_MASK
 from data_pipeline.settings import DataSettings, MaskStage, mask_stages

@@ -17,14 +17,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.bin_packing import Caps, assign, caps_for, fitting_tokens
-from data_pipeline.loader.loader import Loader, Shares, held_out, loader_state, order_of, resumed_batch
+from data_pipeline.loader.loader import (
+    Loader,
+    Prefetch,
+    Shares,
+    held_out,
+    loader_state,
+    order_of,
+    resumed_batch,
+)
 from data_pipeline.loader.order import Order
-from data_pipeline.loader.packing import PackedMicroBatch, StepShare, original_tokens, pack
-from data_pipeline.loader.prefetch import Prefetch
+from data_pipeline.loader.packing import (
+    Caps,
+    PackedMicroBatch,
+    StepShare,
+    assign,
+    caps_for,
+    fitting_tokens,
+    original_tokens,
+    pack,
+)
 from data_pipeline.records import Examples, concatenate
-from data_pipeline.shards.index import Index
-from data_pipeline.shards.placement import Layout
+from data_pipeline.shards.index import Index, Layout
 from tests.factories.shards import blocks_of, random_examples, shard_folder
 
 ROOT = Path(__file__).parents[4]
@@ -384,7 +398,7 @@ def test_closing_and_forgetting_end_the_thread(data: tuple[Index, Examples]) -> 
 def test_a_process_ends_while_the_thread_is_busy(data: tuple[Index, Examples]) -> None:
     code = (
         "import sys\n"
-        "from data_pipeline.loader.bin_packing import caps_for\n"
+        "from data_pipeline.loader.packing import caps_for\n"
         "from data_pipeline.shards.index import Index\n"
         "from data_pipeline.loader.loader import Loader, order_of\n"
         "index = Index.load(sys.argv[1])\n"

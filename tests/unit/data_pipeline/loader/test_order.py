@@ -10,7 +10,7 @@ from data_pipeline import rng
 from data_pipeline.errors import UserError
 from data_pipeline.loader.batch_sizes import default_streams
 from data_pipeline.loader.order import Order, permuted, rank_range
-from data_pipeline.shards.placement import Layout
+from data_pipeline.shards.index import Layout
 
 SMALL = [
     # examples, block, global batch, streams, window: nothing divides anything, tails, batches beyond an epoch

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.bin_packing import Caps
-from data_pipeline.loader.packing import pack
-from data_pipeline.loader.separators import Separators, separator_places
+from data_pipeline.loader.packing import Caps, Separators, pack, separator_places
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Examples
 from data_pipeline.settings import SEPARATORS, DataSettings

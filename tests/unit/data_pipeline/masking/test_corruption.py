@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.bin_packing import caps_for
-from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabulary
-from data_pipeline.loader.loader import Shares, order_of
+from data_pipeline.loader.loader import DynamicMasking, Shares, order_of, shards_vocabulary
+from data_pipeline.loader.packing import caps_for
 from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.masking.masker import Masker, Unmasked, corruption_of
 from data_pipeline.prepare import prepare
 from data_pipeline.settings import DataSettings, VocabularySettings, mask_stages
 from data_pipeline.shards.index import Index
-from data_pipeline.shards.inspect.scan import lint
-from data_pipeline.shards.inspect.text import report
-from data_pipeline.shards.writer import BlockReader
+from data_pipeline.shards.lint import lint
+from data_pipeline.shards.shard import BlockReader
+from data_pipeline.shards.show import report
 from data_pipeline.vocabulary.train import learn_vocabulary
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.model.batch import MicroBatch, Shape

@@ -9,15 +9,21 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import sealed_json
-from data_pipeline.loader.bin_packing import caps_for
-from data_pipeline.loader.dynamic_masking import DynamicMasking
-from data_pipeline.loader.loader import Shares, held_out, order_of
+from data_pipeline.loader.loader import DynamicMasking, Shares, held_out, order_of
+from data_pipeline.loader.packing import caps_for
 from data_pipeline.masking.masker import Unmasked, corruption_of
 from data_pipeline.records import COLUMNS, OFFSETS, REQUIRED, Examples, Segments, concatenate
 from data_pipeline.settings import DataSettings
-from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import Index, write_index
-from data_pipeline.shards.writer import BlockReader, problems, write_shard
+from data_pipeline.shards.shard import (
+    BlockError,
+    BlockReader,
+    check_examples,
+    decode_block,
+    encode_block,
+    problems,
+    write_shard,
+)
 from data_pipeline.stages.spill import spill
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.model.batch import MicroBatch

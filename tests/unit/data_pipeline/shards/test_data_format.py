@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import Index
-from data_pipeline.shards.inspect.scan import lint
-from data_pipeline.shards.writer import BlockReader, problems, stock_samples
+from data_pipeline.shards.lint import lint
+from data_pipeline.shards.shard import BlockReader, problems, stock_samples
 from tests.factories.preparations import silent
 
 

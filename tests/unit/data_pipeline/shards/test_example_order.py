@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 
 from data_pipeline import rng
 from data_pipeline.errors import UserError
-from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.loader import Shares, loader_state, order_of, resumed_batch
-from data_pipeline.loader.packing import original_tokens
+from data_pipeline.loader.packing import Caps, original_tokens
 from data_pipeline.prepare import prepare
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.shards.example_order import arrangement
 from data_pipeline.shards.index import Index
-from data_pipeline.shards.padding_cost import PaddingCounter, packed_rows, padded_tokens
-from data_pipeline.shards.writer import BlockReader
+from data_pipeline.shards.shard import BlockReader, arrangement
+from data_pipeline.shards.statistics import PaddingCounter, packed_rows, padded_tokens
 from data_pipeline.vocabulary.train import learn_vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.settings import RunConfig

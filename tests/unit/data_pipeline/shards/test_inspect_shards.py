@@ -17,12 +17,10 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.shards.index import Index, write_index
-from data_pipeline.shards.inspect.repeat_counter import Repeats
-from data_pipeline.shards.inspect.scan import lint
-from data_pipeline.shards.inspect.show_examples import printed_examples, words_of
-from data_pipeline.shards.inspect.text import report
-from data_pipeline.shards.padding_cost import packed_rows, padded_tokens
-from data_pipeline.shards.writer import write_shard
+from data_pipeline.shards.lint import Repeats, lint
+from data_pipeline.shards.shard import write_shard
+from data_pipeline.shards.show import printed_examples, report, words_of
+from data_pipeline.shards.statistics import packed_rows, padded_tokens
 from launch.progress import late_stages
 from tests.command_line import Maskmill, setting
 from tests.factories.preparations import silent

@@ -22,11 +22,21 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import SEAL, canonical_json, read_bytes, read_ranges, sealed_json, write_whole
 from data_pipeline.io.object_store import object_names
 from data_pipeline.records import REQUIRED, Examples, concatenate
-from data_pipeline.shards.block import BlockError, _member, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import Index, write_index
-from data_pipeline.shards.inspect.scan import lint
-from data_pipeline.shards.inspect.text import report
-from data_pipeline.shards.writer import BlockReader, problems, stock_samples, verify_full, write_shard
+from data_pipeline.shards.lint import lint
+from data_pipeline.shards.shard import (
+    BlockError,
+    BlockReader,
+    _member,
+    check_examples,
+    decode_block,
+    encode_block,
+    problems,
+    stock_samples,
+    verify_full,
+    write_shard,
+)
+from data_pipeline.shards.show import report
 from tests.factories.preparations import hashes, silent
 from tests.factories.shards import SIZE, StubVocabulary, blocks_of, random_examples, shard_folder
 
@@ -93,7 +103,7 @@ def test_stock_webdataset_reads_a_shard(tmp_path: Path) -> None:
 def test_the_door_to_webdataset_is_secured_and_gives_the_same(folder: Path) -> None:
     code = (
         "import sys\n"
-        "from data_pipeline.shards.writer import stock_samples\n"
+        "from data_pipeline.shards.shard import stock_samples\n"
         "assert 'webdataset' not in sys.modules and 'torch' not in sys.modules\n"
         "print(sum(len(s['labels.npy']) for s in stock_samples(sys.argv[1])))\n"
         "import webdataset; print(webdataset.utils.enforce_security)"

@@ -11,7 +11,7 @@ from data_pipeline.prepare import prepare
 from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN
-from data_pipeline.shards.inspect.scan import lint
+from data_pipeline.shards.lint import lint
 from data_pipeline.shards.statistics import FEW_HELD_OUT, held_out_note
 from data_pipeline.stages import document_pools
 from data_pipeline.stages.document_pools import DocumentPool, members, parsed_pools, plan_pools, pools_json

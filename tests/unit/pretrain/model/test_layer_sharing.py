@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.layer_sharing import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.model.batch import IGNORED, MicroBatch, Shape
 from pretrain.model.projection import slices

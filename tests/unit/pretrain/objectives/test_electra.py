@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.electra_settings import ElectraSettings
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig

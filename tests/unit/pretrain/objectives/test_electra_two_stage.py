@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch, Shape

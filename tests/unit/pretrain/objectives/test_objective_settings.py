@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config
 from pretrain.config.phases import phases_of

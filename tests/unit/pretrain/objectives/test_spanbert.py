@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.export.families.load import quiet
 from pretrain.export.reader import read_weights

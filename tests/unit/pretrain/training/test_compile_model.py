@@ -13,7 +13,7 @@ import torch._dynamo
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.bin_packing import Caps
+from data_pipeline.loader.packing import Caps
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World

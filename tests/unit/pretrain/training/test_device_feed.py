@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.loader.bin_packing import Caps
-from data_pipeline.loader.packing import StepShare, pack
+from data_pipeline.loader.packing import Caps, StepShare, pack
 from data_pipeline.records import Examples
-from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder_settings import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed import gradient_fixes

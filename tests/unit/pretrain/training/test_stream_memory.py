@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.loader import held_out, held_out_steps
+from data_pipeline.loader.packing import Caps
 from launch.settings.recipe import load_config
 from pretrain.checkpoint.marker import Damaged
 from pretrain.checkpoint.store import open_checkpoint, save_checkpoint

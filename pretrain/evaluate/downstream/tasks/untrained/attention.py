@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader.packing import original_tokens
-from data_pipeline.loader.separators import Separators, separator_places
+from data_pipeline.loader.packing import Separators, original_tokens, separator_places
 from data_pipeline.records import NO_LABEL, Examples
 from pretrain.evaluate.downstream.device import chosen_device
 from pretrain.evaluate.downstream.encoders import Encoder

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from data_pipeline.errors import UserError
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.jit import take_ragged
-from data_pipeline.loader.separators import without_tokens
+from data_pipeline.loader.packing import without_tokens
 from data_pipeline.records import Examples
 from data_pipeline.sequences.registry import pair_task
 from pretrain.evaluate.downstream.device import chosen_device

@@ -1,1 +1,0 @@
-"""Check the examples of a folder of shards, and show them."""
