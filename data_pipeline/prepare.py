@@ -11,8 +11,9 @@ number of workers: the parts to read follow from the sources, pools and shards f
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,141 @@ from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry
 from data_pipeline.shards.shard import write_shard
 from data_pipeline.shards.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.sources.cleaning import FIRST_BAD, Counts, check_bad_records
-from data_pipeline.sources.deduplicate import kinds
+from data_pipeline.sources.deduplicate import Repeats, find_repeats, fingerprint, kinds, ranges
 from data_pipeline.sources.passed_over import NAMED, lines
 from data_pipeline.sources.snapshot import LOG, as_stated, contents, what_changed
+from data_pipeline.stages import executors
 from data_pipeline.stages.executors import ALL, Share, Workers, backend_of, missing
 from data_pipeline.stages.google_bert import exact_examples
-from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage
-from data_pipeline.stages.tasks import SAMPLED_PARTS, deliver, ready, sampled_fit
-from data_pipeline.stages.workspace import WORK, Workspace, close_workspace, kept, open_workspace
+from data_pipeline.stages.tasks import (
+    SAMPLED_PARTS,
+    deliver,
+    gather_pool,
+    plan_shards,
+    read_source,
+    ready,
+    sampled_fit,
+    write_range,
+)
+from data_pipeline.stages.workspace import PLAN, WORK, Workspace, close_workspace, kept, open_workspace
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.fit import refuse_unknown, unknown_share
 
-DISCOVER, PLAN, FINISH = "discover", "plan", "finish"
+# List the tasks of each stage of a preparation, from its folders alone.
+
+
+MAX_GATHER_THREADS = 4
+"""Per gathering task: each holds some 100 MB."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A set of tasks that may run in any order, once all tasks of the previous stage are done."""
+
+    name: str
+    doing: str
+    function: Callable[..., dict[str, Any]]
+    tasks: Callable[[Workspace], list[tuple]]
+    folder: Callable[[Workspace], Path]
+    """Folder of its results."""
+    in_process: bool = False
+    """Run by the calling process instead of workers."""
+
+    def done(self, workspace: Workspace) -> Path:
+        """Return the folder of its results."""
+        return self.folder(workspace) / f"{self.name}-done"
+
+    def missing(self, workspace: Workspace) -> list[int]:
+        """List the tasks still to do."""
+        return executors.missing(self.done(workspace), len(self.tasks(workspace)))
+
+    def results(self, workspace: Workspace) -> list[dict[str, Any]]:
+        """Return the results of its tasks."""
+        return executors.results(self.done(workspace), range(len(self.tasks(workspace))))
+
+
+def _fingerprints(workspace: Workspace) -> list[tuple]:
+    parts = zip(workspace.parts, workspace.fingerprints, strict=True)
+    return [(part, workspace.settings, out) for part, out in parts] if kinds(workspace.settings) else []
+
+
+def _repeats(workspace: Workspace) -> list[tuple]:
+    if not kinds(workspace.settings):
+        return []
+    found = ranges(sum(result["entries"] for result in FINGERPRINT.results(workspace)))
+    return [
+        (workspace.fingerprints, first, last, str(workspace.text / "repeats" / f"{number:06d}"))
+        for number, (first, last) in enumerate(found)
+    ]
+
+
+def _reads(workspace: Workspace) -> list[tuple]:
+    found = tuple(task[-1] for task in _repeats(workspace))
+    repeats = [Repeats(number, part, found) for number, part in enumerate(workspace.fingerprints)]
+    parts = zip(workspace.parts, workspace.tokenized, repeats, strict=True)
+    return [
+        (part, workspace.settings, workspace.tokenizer, out, again if found else None)
+        for part, out, again in parts
+    ]
+
+
+def _plans(workspace: Workspace) -> list[tuple]:
+    return [(workspace.tokenized, workspace.settings, str(workspace.work / PLAN))]
+
+
+def _gathers(workspace: Workspace) -> list[tuple]:
+    # a pool is one task at any size: the other workers' cores are free for it
+    idle = executors.local_workers(workspace.settings) // max(1, len(workspace.pools))
+    threads = min(max(1, idle), MAX_GATHER_THREADS) if workspace.settings.executor == "local" else 1
+    pools = zip(workspace.pools, workspace.gathered, strict=True)
+    return [(workspace.tokenized, workspace.settings, pool, folder, threads) for pool, folder in pools]
+
+
+def _writes(workspace: Workspace) -> list[tuple]:
+    return [
+        (
+            *(
+                folder,
+                chosen,
+                workspace.builder,
+                workspace.corruption,
+                workspace.vocabulary.mask,
+                workspace.settings,
+            ),
+            *(number, str(workspace.shards / name), workspace.deliver_to),
+        )
+        for number, (folder, chosen, name) in enumerate(_shards(workspace))
+    ]
+
+
+def _shards(workspace: Workspace) -> Iterator[tuple[str, Any, str]]:
+    """Yield the folder of the pool, the range of its documents, and the name of every shard."""
+    count = dict.fromkeys((TRAIN, HELD_OUT), 0)
+    for pool, folder in zip(workspace.pools, workspace.gathered, strict=True):
+        for chosen in pool.shards:
+            yield folder, chosen, f"{pool.split}-{count[pool.split]:06d}.tar"
+            count[pool.split] += 1
+
+
+FINGERPRINT = Stage(
+    "fingerprint", "comparing documents", fingerprint, _fingerprints, lambda workspace: workspace.text
+)
+READ = Stage("read", "reading and tokenizing", read_source, _reads, lambda workspace: workspace.text)
+WRITE = Stage("write", "writing shards", write_range, _writes, lambda workspace: workspace.work)
+STAGES = (
+    FINGERPRINT,
+    Stage("repeats", "finding repetitions", find_repeats, _repeats, lambda workspace: workspace.text),
+    READ,
+    Stage("plan", "planning shards", plan_shards, _plans, lambda workspace: workspace.work, in_process=True),
+    Stage(
+        "gather", "gathering documents", gather_pool, _gathers, lambda workspace: workspace.gathered_folder
+    ),
+    WRITE,
+)
+
+
+DISCOVER, PLAN_STAGE, FINISH = "discover", "plan", "finish"
 
 NOISE = 0.01
 """Share of invalid and control characters above which a file is called doubtful: some in a hundred are another
@@ -130,7 +253,7 @@ def _share(
                 where=stage.done(workspace),
                 remedy=f"run --stage {stage.name} for these shares first",
             )
-        if stage is READ and name == PLAN:  # once, not in each of many tasks
+        if stage is READ and name == PLAN_STAGE:  # once, not in each of many tasks
             check_bad_records(_reading(workspace), _first_bad(workspace), settings)
             refuse_unknown(_reading(workspace), settings.vocab)
     _finish_stages(workspace, started)

@@ -33,8 +33,8 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.shards.statistics import text_statistics
 from data_pipeline.sources.cleaning import Counts, check_encoding, decode
 from data_pipeline.sources.listing import SourceFile
-from data_pipeline.stages.corpus_store import document_tokens
-from data_pipeline.stages.spill import spill
+from data_pipeline.stages.corpus import document_tokens
+from data_pipeline.stages.tasks import spill
 from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.fit import refuse_unknown

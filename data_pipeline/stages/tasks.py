@@ -10,20 +10,28 @@ Each reads files, writes files that get their final name once complete, and retu
     write_range     a range of documents of a pool -> one shard
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.io.files import exists, join, temporary_folder, whole_folder, write_whole
-from data_pipeline.io.npy import release
+from data_pipeline.io.files import (
+    exists,
+    join,
+    open_to_write,
+    temporary_folder,
+    whole_folder,
+    write_whole,
+    writing,
+)
+from data_pipeline.io.npy import mapped, offsets_of, release
 from data_pipeline.io.object_store import upload
 from data_pipeline.masking.masker import Corruption
-from data_pipeline.records import Document, Examples, concatenate
+from data_pipeline.records import OFFSETS, Document, Examples, concatenate
 from data_pipeline.rng import words
 from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.settings import DataSettings
@@ -39,15 +47,48 @@ from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.deduplicate import Repeats, without_repeats
 from data_pipeline.sources.listing import SourceFile, document_passes
 from data_pipeline.sources.read import read
-from data_pipeline.stages.corpus_store import open_corpus, outline, save_sorted, token_counts
-from data_pipeline.stages.document_pools import DocumentPool, ShardRange, members, plan_pools, pools_json
-from data_pipeline.stages.merge import locate, merge
-from data_pipeline.stages.spill import spill
+from data_pipeline.stages.corpus import (
+    DocumentPool,
+    ShardRange,
+    locate,
+    members,
+    merge,
+    open_corpus,
+    outline,
+    plan_pools,
+    pools_json,
+    save_sorted,
+    token_counts,
+)
 from data_pipeline.tokenize.sentences import split
 from data_pipeline.tokenize.tokenize import WordCache, tokenize
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.fit import Fit, Stripped, stripped
+
+# Collect examples part by part, in columns that spill to disk when they exceed memory.
+
+
+def spill(parts: Iterable[Examples], folder: Path) -> Examples:
+    """Concatenate the examples of `parts`, at least one. The columns are written to `folder` and memory-mapped,
+    except the offsets: 16 bytes per example. Raises UserError if the disk is full."""
+    dtypes: dict[str, np.dtype] = {}
+    lengths: dict[str, list[NDArray]] = {name: [] for name in OFFSETS}
+    with writing(folder), ExitStack() as stack:
+        files: dict[str, BinaryIO] = {}
+        for part in parts:
+            for name, column in part.columns.items():
+                if name in lengths:
+                    lengths[name].append(np.diff(column))
+                    continue
+                if name not in files:
+                    files[name] = stack.enter_context(open_to_write(folder / f"instances.{name}", "wb"))
+                dtypes[name] = column.dtype
+                files[name].write(np.ascontiguousarray(column).data)
+    columns = {name: mapped(folder / f"instances.{name}", dtype) for name, dtype in dtypes.items()}
+    offsets: dict[str, Any] = {name: offsets_of(np.concatenate(found)) for name, found in lengths.items()}
+    return Examples(**columns, **offsets)
+
 
 SAMPLED_PARTS = 16
 SAMPLED_CHARACTERS = 1 << 16

@@ -41,7 +41,7 @@ from data_pipeline.sources.listing import SourceFile
 from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.read import parts_of, source_files
 from data_pipeline.sources.snapshot import described_sources
-from data_pipeline.stages.document_pools import DocumentPool, parsed_pools
+from data_pipeline.stages.corpus import DocumentPool, parsed_pools
 from data_pipeline.vocabulary.base import Vocabulary
 
 FORMAT = 3

@@ -24,7 +24,7 @@ from data_pipeline.sources import passed_over, snapshot
 from data_pipeline.sources.listing import SourceFile
 from data_pipeline.sources.read import source_files
 from data_pipeline.stages import executors
-from data_pipeline.stages.document_pools import DocumentPool, ShardRange, plan_pools
+from data_pipeline.stages.corpus import DocumentPool, ShardRange, plan_pools
 from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 from tests.factories.preparations import corpus_of, hashes, settings_for, silent
@@ -362,7 +362,7 @@ def test_the_plan_follows_from_documents_and_settings(monkeypatch: pytest.Monkey
     assert plan_pools([corpus_of([1, 2]), corpus_of([3])], settings) == [
         DocumentPool(TRAIN, 1, 3, (ShardRange(0, 3),))
     ]
-    monkeypatch.setattr("data_pipeline.stages.document_pools.POOL_TOKENS", 50)
+    monkeypatch.setattr("data_pipeline.stages.corpus.POOL_TOKENS", 50)
     keys = list(range(100, 113))
     pools = plan_pools([corpus_of(keys[::2]), corpus_of(keys[1::2])], settings)
     assert [(p.first_key, p.last_key) for p in pools] == [(100, 105), (106, 112)], (

@@ -18,7 +18,7 @@ from data_pipeline.sequences.registry import SEQUENCES
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import SPLITS
 from data_pipeline.stages import tasks
-from data_pipeline.stages.document_pools import plan_pools
+from data_pipeline.stages.corpus import plan_pools
 from data_pipeline.stages.executors import Share
 from data_pipeline.stages.workspace import open_workspace
 from data_pipeline.vocabulary.files import load_vocabulary
@@ -326,6 +326,6 @@ def test_work_elsewhere_and_the_same_bytes(text: Path, expected: dict[str, str],
 
 
 def test_corpora_of_short_documents_are_cut_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.stages.document_pools.POOL_DOCUMENTS", 5)
+    monkeypatch.setattr("data_pipeline.stages.corpus.POOL_DOCUMENTS", 5)
     parts: list[Corpus] = [corpus_of(list(range(1, 18)))]
     assert [p.last_key for p in plan_pools(parts, DataSettings(sources=["x"], min_donors=2))] == [5, 11, 17]

@@ -22,9 +22,9 @@ PLACES = {
     "wandb_workspaces": {"pretrain/monitoring/wandb/dashboard.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
     "triton": {"pretrain/optim/lamb_triton.py"},
-    "dask": {"data_pipeline/stages/dask_workers.py"},
-    "distributed": {"data_pipeline/stages/dask_workers.py"},
-    "dask_jobqueue": {"data_pipeline/stages/dask_workers.py"},
+    "dask": {"data_pipeline/stages/executors.py"},
+    "distributed": {"data_pipeline/stages/executors.py"},
+    "dask_jobqueue": {"data_pipeline/stages/executors.py"},
     "numba": {
         "data_pipeline/jit.py",
         "data_pipeline/sequences/base.py",

@@ -12,7 +12,7 @@ from data_pipeline.records import Corpus
 from data_pipeline.sequences import base
 from data_pipeline.sequences.registry import SEQUENCES, builder_of
 from data_pipeline.settings import DataSettings
-from data_pipeline.stages.corpus_store import open_corpus, save_sorted
+from data_pipeline.stages.corpus import open_corpus, save_sorted
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.command_line import ROOT, VOCABULARY
 from tests.factories.pairs import all_segments
@@ -62,7 +62,7 @@ def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
     code = (
         "import sys, re; from pathlib import Path\n"
         "from data_pipeline.sequences import base as donors\n"
-        "from data_pipeline.stages.corpus_store import open_corpus\n"
+        "from data_pipeline.stages.corpus import open_corpus\n"
         "from data_pipeline.sequences.registry import builder_of\n"
         "from data_pipeline.vocabulary.files import load_vocabulary\n"
         "from data_pipeline.settings import DataSettings\n"

@@ -24,7 +24,7 @@ from data_pipeline.shards.shard import (
     problems,
     write_shard,
 )
-from data_pipeline.stages.spill import spill
+from data_pipeline.stages.tasks import spill
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.preflight.check_run import check_data

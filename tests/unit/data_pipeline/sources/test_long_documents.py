@@ -11,7 +11,7 @@ from data_pipeline.records import Sentences
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.read import discover, read
-from data_pipeline.stages.corpus_store import open_corpus
+from data_pipeline.stages.corpus import open_corpus
 from data_pipeline.stages.tasks import read_source
 from data_pipeline.tokenize.tokenize import WordCache, tokenize
 from data_pipeline.vocabulary.files import load_vocabulary

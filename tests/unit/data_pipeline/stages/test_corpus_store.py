@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from data_pipeline.records import Corpus
-from data_pipeline.stages import corpus_store as corpora
-from data_pipeline.stages import merge as merging
-from data_pipeline.stages.corpus_store import document_tokens, open_corpus, outline, save_sorted
-from data_pipeline.stages.merge import locate, merge
+from data_pipeline.stages import corpus as corpora
+from data_pipeline.stages import corpus as merging
+from data_pipeline.stages.corpus import document_tokens, locate, merge, open_corpus, outline, save_sorted
 
 
 def documents(corpus: Corpus) -> dict[int, list[list[int]]]:

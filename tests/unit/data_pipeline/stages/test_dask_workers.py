@@ -12,7 +12,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.stages import dask_workers
+from data_pipeline.stages import executors
 from data_pipeline.stages.executors import Workers, backend_of
 from tests.command_line import ROOT, Maskmill, environ, setting, until
 from tests.factories.preparations import hashes
@@ -94,7 +94,7 @@ def test_the_same_bytes_as_in_local_processes(
 def test_a_scheduler_that_is_no_cluster_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dask_workers, "CONNECT_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(executors, "CONNECT_TIMEOUT_SECONDS", 1)
     for scheduler, line in {
         "": "data.scheduler: is empty",
         "slurm": "data.workers: has to say how many",

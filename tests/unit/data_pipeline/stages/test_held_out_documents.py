@@ -13,8 +13,8 @@ from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN
 from data_pipeline.shards.lint import lint
 from data_pipeline.shards.statistics import FEW_HELD_OUT, held_out_note
-from data_pipeline.stages import document_pools
-from data_pipeline.stages.document_pools import DocumentPool, members, parsed_pools, plan_pools, pools_json
+from data_pipeline.stages import corpus as document_pools
+from data_pipeline.stages.corpus import DocumentPool, members, parsed_pools, plan_pools, pools_json
 from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import Maskmill, write_text
 from tests.factories.preparations import corpus_of, hashes, settings_for, silent

@@ -5,22 +5,119 @@ corpus, or with data.across_languages=false of one language. The plan depends on
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+import mmap
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import rng
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import canonical_json
+from data_pipeline.io.files import canonical_json, open_to_write, writing
+from data_pipeline.io.npy import mapped_npy, offsets_of, opened, save_column, write_header
+from data_pipeline.jit import copy_run, jit
 from data_pipeline.records import Corpus
 from data_pipeline.sequences.pairs import ALONE
 from data_pipeline.sequences.registry import pair_task
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN
 from data_pipeline.sources.listing import document_passes, language_numbers, repeats
-from data_pipeline.stages.corpus_store import document_tokens
+
+# Save a Corpus as a folder of .npy columns in key order, and memory-map it.
+
+
+BLOCK_TOKENS = 1 << 20
+"""Tokens sorted at a time."""
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """Open the corpus in `folder`, memory-mapped: only what is touched is read."""
+    return Corpus(**{c.name: mapped_npy(folder / f"{c.name}.npy") for c in fields(Corpus)})
+
+
+def outline(folder: Path) -> Corpus:
+    """Load the documents of the corpus in `folder` without their tokens, each as one sentence: enough for a plan,
+    and no file stays open."""
+    corpus = open_corpus(folder)
+    starts = np.array(corpus.sentence_starts[corpus.document_starts])
+    return Corpus(
+        tokens=np.empty(0, corpus.tokens.dtype),
+        sentence_starts=starts,
+        document_starts=np.arange(len(starts)),
+        keys=np.array(corpus.keys),
+        sources=np.array(corpus.sources),
+    )
+
+
+def document_tokens(corpus: Corpus) -> NDArray[np.int64]:
+    """Return the tokens of each document."""
+    return token_counts(corpus, slice(0, len(corpus)))
+
+
+def token_counts(corpus: Corpus, chosen: slice) -> NDArray[np.int64]:
+    """Return the tokens of each document of a run."""
+    return np.diff(corpus.sentence_starts[corpus.document_starts[chosen.start : chosen.stop + 1]])
+
+
+def save_sorted(corpus: Corpus, folder: Path) -> None:
+    """Write the documents into `folder` in key order, so that a range of keys is a range of documents. Memory-mapped
+    tokens are copied block by block: memory does not grow with them."""
+    order = np.argsort(corpus.keys, kind="stable")
+    save_column(folder / "keys.npy", corpus.keys[order])
+    save_column(folder / "sources.npy", corpus.sources[order])
+    save_column(folder / "document_starts.npy", offsets_of(np.diff(corpus.document_starts)[order]))
+    sentence_starts = np.zeros(len(corpus.sentence_starts), np.int64)
+    _sort_starts(order, corpus.document_starts, corpus.sentence_starts, sentence_starts)
+    save_column(folder / "sentence_starts.npy", sentence_starts)
+    del sentence_starts
+    starts = corpus.sentence_starts[corpus.document_starts]
+    lengths = np.diff(starts)[order]
+    numbers = (np.cumsum(lengths) - lengths) // BLOCK_TOKENS
+    with writing(folder / "tokens.npy"), open_to_write(folder / "tokens.npy", "wb") as file:
+        write_header(file, corpus.tokens.dtype, len(corpus.tokens))
+        for block in np.split(order, np.flatnonzero(np.diff(numbers)) + 1) if len(order) else []:
+            if len(block) == 1:
+                end = starts[block[0] + 1]
+                for at in range(starts[block[0]], end, BLOCK_TOKENS):
+                    file.write(_fresh(corpus.tokens)[at : min(at + BLOCK_TOKENS, end)].data)
+            else:
+                out = np.empty(int((starts[block + 1] - starts[block]).sum()), corpus.tokens.dtype)
+                _copy_documents(block, starts, _fresh(corpus.tokens), out)
+                file.write(out.data)
+
+
+def _fresh(column: NDArray) -> NDArray:
+    """Return the column, in a new mapping if it is memory-mapped: pages read through the old one stay out of memory."""
+    if not isinstance(column, np.memmap) or column.filename is None:
+        return column
+    mapped = np.memmap(column.filename, column.dtype, "r", column.offset, column.shape)
+    getattr(mapped, "_mmap").madvise(mmap.MADV_RANDOM)  # noqa: B009 # no page that is not asked for
+    return np.asarray(mapped)
+
+
+@jit
+def _sort_starts(documents, document_starts, sentence_starts, out):
+    """Compute where sentences start once the documents are in this order."""
+    at = 0
+    for d in documents:
+        for s in range(document_starts[d], document_starts[d + 1]):
+            out[at + 1] = out[at] + sentence_starts[s + 1] - sentence_starts[s]
+            at += 1
+
+
+@jit
+def _copy_documents(documents, starts, tokens, out):
+    at = 0
+    for d in documents:
+        copy_run(out, at, tokens, starts[d], starts[d + 1])
+        at += starts[d + 1] - starts[d]
+
 
 POOL_TOKENS = 256_000_000
 """Approximate tokens of a pool, if that leaves enough documents to draw from: half a gigabyte on disk."""
@@ -281,3 +378,117 @@ def parsed_pools(data: bytes) -> list[DocumentPool]:
         )
         for row in json.loads(data)
     ]
+
+
+# Merge the documents of many tokenized parts into one corpus in key order, at any size.
+
+
+CHUNK_TOKENS = 1 << 25
+"""Approximate tokens that `merge` holds in memory at a time; a longer document is held whole."""
+SENTENCE_TOKENS = 8
+"""Weight of a sentence in a chunk, in tokens: its start takes that much more memory."""
+MAX_GAP_TOKENS = 1 << 14
+"""Maximum gap between two documents, in tokens, for one read to cover both."""
+
+
+class DocumentRows(NamedTuple):
+    """Where documents are; one row per document."""
+
+    parts: NDArray[np.int32]  # number of the part
+    keys: NDArray[np.uint64]
+    sources: NDArray[np.uint16]
+    tokens: NDArray[np.int64]  # first token in the part
+    token_counts: NDArray[np.int64]
+    sentences: NDArray[np.int64]  # first sentence in the part
+    sentence_counts: NDArray[np.int64]
+
+
+def locate(number: int, corpus: Corpus, chosen: NDArray[np.int64]) -> DocumentRows:
+    """Return the rows of the documents `chosen` (ascending) of part `number`, copied so that the part can be closed."""
+    first, last = corpus.document_starts[chosen], corpus.document_starts[chosen + 1]
+    start, stop = corpus.sentence_starts[first], corpus.sentence_starts[last]
+    keys, sources = np.array(corpus.keys[chosen]), np.array(corpus.sources[chosen])
+    part = np.full(len(chosen), number, np.int32)
+    return DocumentRows(part, keys, sources, start, stop - start, first, last - first)
+
+
+def merge(parts: list[Path], found: list[DocumentRows], folder: Path, threads: int = 1) -> None:
+    """Write the documents `found` in the folders `parts` into `folder`, in key order.
+
+    Each part is sorted: what a chunk of the result takes from it is nearly contiguous, and is read from its file in
+    few pieces, `threads` chunks at a time. So memory stays small, and nothing stays mapped or open, for any size and
+    number of parts. The result is written sequentially: a full disk raises an error, where a map would kill the
+    process."""
+    rows = DocumentRows._make(np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.argsort(rows.keys, kind="stable")
+    rows = DocumentRows._make(column[order] for column in rows)
+    document_starts, token_starts = offsets_of(rows.sentence_counts), offsets_of(rows.token_counts)
+    save_column(folder / "keys.npy", rows.keys)
+    save_column(folder / "sources.npy", rows.sources)
+    save_column(folder / "document_starts.npy", document_starts)
+    with (
+        open_to_write(folder / "tokens.npy", "wb") as tokens,
+        open_to_write(folder / "sentence_starts.npy", "wb") as starts,
+    ):
+        write_header(tokens, open_corpus(parts[0]).tokens.dtype, int(token_starts[-1]))
+        write_header(starts, np.dtype(np.int64), int(document_starts[-1]) + 1)
+
+        def columns(first: int, last: int) -> tuple[NDArray, NDArray[np.int64]]:
+            chunk = DocumentRows._make(column[first:last] for column in rows)
+            text = _collected(parts, chunk, "tokens", chunk.tokens, chunk.token_counts)
+            places = _collected(parts, chunk, "sentence_starts", chunk.sentences, chunk.sentence_counts)
+            places += np.repeat(token_starts[first:last] - chunk.tokens, chunk.sentence_counts)
+            return text, places
+
+        for text, places in _ahead(columns, _chunks(rows), threads):
+            tokens.write(text.data)
+            starts.write(places.data)
+        starts.write(token_starts[-1:].data)
+
+
+def _ahead(function: Callable[..., Any], tasks: Iterator[tuple], threads: int) -> Iterator[Any]:
+    """Yield function(*task) for each task in order, `threads` at a time."""
+    with ThreadPoolExecutor(threads) as pool:
+        under_way = deque(pool.submit(function, *task) for task in islice(tasks, threads))
+        while under_way:
+            result = under_way.popleft().result()
+            under_way.extend(pool.submit(function, *task) for task in islice(tasks, 1))
+            yield result
+
+
+def _chunks(rows: DocumentRows) -> Iterator[tuple[int, int]]:
+    """Yield the runs of documents that are held in memory together."""
+    cost = rows.token_counts + SENTENCE_TOKENS * rows.sentence_counts
+    number = (np.cumsum(cost) - cost) // CHUNK_TOKENS
+    borders = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
+    yield from zip(borders, [*borders[1:], len(number)], strict=True)
+
+
+def _collected(
+    parts: list[Path], rows: DocumentRows, column: str, first: NDArray[np.int64], counts: NDArray[np.int64]
+) -> NDArray:
+    """Return the values `first` to first + counts of a column of the rows' parts, row after row."""
+    out = np.empty(0)
+    places = np.cumsum(counts) - counts
+    by_part = np.argsort(rows.parts, kind="stable")
+    borders = np.flatnonzero(np.diff(rows.parts[by_part], prepend=-1, append=-1))
+    for a, b in pairwise(borders):
+        mine = by_part[a:b]  # in key order, so ascending in the part too
+        starts, lengths = first[mine], counts[mine]
+        with open(parts[rows.parts[mine[0]]] / f"{column}.npy", "rb") as file:
+            dtype, origin = opened(file)
+            if not len(out):
+                out = np.empty(int(counts.sum()), dtype)
+            far = np.flatnonzero(starts[1:] - (starts + lengths)[:-1] > MAX_GAP_TOKENS) + 1
+            for run in np.split(np.arange(len(mine)), far):
+                low, high = int(starts[run[0]]), int(starts[run[-1]] + lengths[run[-1]])
+                file.seek(origin + low * dtype.itemsize)
+                values = np.fromfile(file, dtype, high - low)
+                _scatter(values, starts[run] - low, lengths[run], places[mine[run]], out)
+    return out
+
+
+@jit
+def _scatter(values, starts, counts, places, out):
+    for i in range(len(starts)):
+        copy_run(out, places[i], values, starts[i], starts[i] + counts[i])
