@@ -12,8 +12,7 @@ from data_pipeline.shards.lint import lint
 from data_pipeline.shards.show import printed_examples, report
 from launch.app import errors, no_such_folder, say_json, say_plainly
 from launch.progress import late_stages, waiting
-from pretrain.config.batch_sizes import batch_sizes
-from pretrain.config.phases import phase_of_shards
+from pretrain.config.phases import batch_sizes, phase_of_shards
 from pretrain.config.settings import RunConfig
 
 

@@ -8,9 +8,8 @@ from data_pipeline.io.files import is_uri
 from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.listing import files_of
-from pretrain.config.phases import phases_of
+from pretrain.config.phases import on_cpus, phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.preflight.micro_batch import on_cpus
 
 GPU_RANK_CORES = 6
 """Busy threads of a rank with a GPU: the training loop, autograd's backward pass, the loader, the

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from data_pipeline.errors import UserError, one_error
 from launch.settings.overrides import parse_override, whole
-from pretrain.config.schema import merged, typed
+from pretrain.config.yaml_files import merged, typed
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from data_pipeline.errors import UserError
-from pretrain.config.safe_yaml import refuse_odd
+from pretrain.config.yaml_files import refuse_odd
 from pretrain.preflight.ranges import value_of
 from pretrain.run.folder import CONFIG, read_config
 

@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from data_pipeline.errors import UserError
-from pretrain.config.safe_yaml import check_shape, refuse_odd
+from pretrain.config.yaml_files import check_shape, refuse_odd
 
 
 def parse_override(override: str) -> dict[str, Any]:

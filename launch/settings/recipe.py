@@ -19,9 +19,8 @@ from launch.settings.named_file import find_named, is_file
 from launch.settings.overrides import parse_override, whole
 from launch.settings.recipe_phases import as_typed, check_not_in_phases, check_one_length, with_changes
 from pretrain.config.phases import leaves, one_length, phases_of
-from pretrain.config.safe_yaml import load_yaml
-from pretrain.config.schema import merged, schema, typed
 from pretrain.config.settings import RunConfig
+from pretrain.config.yaml_files import load_yaml, merged, schema, typed
 from pretrain.objectives.registry import registered
 from pretrain.preflight.validate import wrong_settings
 

@@ -16,8 +16,8 @@ from launch.settings.recipe import load_config
 from launch.studies import STUDIES, study_names
 from launch.studies.step_times import equal_steps
 from pretrain.config.phases import phases_of
-from pretrain.config.safe_yaml import load_yaml
 from pretrain.config.settings import RunConfig
+from pretrain.config.yaml_files import load_yaml
 from pretrain.evaluate.studies.design import OF_TASKS, Changes, Design, Settings
 from pretrain.evaluate.studies.measured import Cell
 from pretrain.evaluate.studies.parse import flat, parse_design

@@ -13,8 +13,7 @@ from typing import Any
 from data_pipeline.shards.index import Index
 from data_pipeline.sources.snapshot import name_only, source_names
 from pretrain.checkpoint.store import Checkpoint
-from pretrain.config.optim_settings import ScheduleSettings
-from pretrain.config.settings import RunConfig, TrainSettings
+from pretrain.config.settings import RunConfig, ScheduleSettings, TrainSettings
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import Score, leading, pair_kinds, secondary
 from pretrain.evaluate.verdict import findings

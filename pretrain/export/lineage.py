@@ -14,8 +14,8 @@ import yaml
 from data_pipeline.errors import UserError
 from data_pipeline.sources.snapshot import name_only
 from pretrain.checkpoint.store import MARKER
-from pretrain.config.safe_yaml import check_shape
 from pretrain.config.settings import RunConfig
+from pretrain.config.yaml_files import check_shape
 from pretrain.objectives.registry import registered
 from pretrain.run.folder import CONFIG, EXPORT, model_folders, read_config
 from pretrain.run.tolerant_json import table, text_of

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_pipeline.errors import UserError
-from pretrain.config.encoder_settings import EncoderSettings
-from pretrain.config.layer_sharing import half_of, in_layer, layer_and_rest, owner_of
+from pretrain.config.encoder import EncoderSettings, half_of, in_layer, layer_and_rest, owner_of
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.registry import check_config, family_of
 from pretrain.export.families.stored import stored_tensors

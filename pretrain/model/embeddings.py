@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.model.dropout import Dropout
 from pretrain.model.initialize import bare_embedding, bare_norm, padded
 

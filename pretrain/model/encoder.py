@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data_pipeline.errors import UserError
-from pretrain.config.encoder_settings import EncoderSettings
-from pretrain.config.layer_sharing import HALVES, owner_of
+from pretrain.config.encoder import HALVES, EncoderSettings, owner_of
 from pretrain.model.batch import MicroBatch
 from pretrain.model.embeddings import Embeddings, Rotation, rotation
 from pretrain.model.initialize import bare, bare_norm

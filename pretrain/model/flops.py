@@ -5,7 +5,7 @@ Attention costs 12 h per pair of query and key that see each other (Narayanan et
 padding. A weight that several layers share is counted in each of them.
 """
 
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.model.visibility import FULL, Visibility
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.errors import UserError
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 
 VOCABULARY_MULTIPLE = 64
 """The vocabulary is padded to a multiple of this, which matrix kernels need to be fast."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.config.encoder_settings import EncoderSettings
-from pretrain.config.layer_sharing import HALVES
+from pretrain.config.encoder import HALVES, EncoderSettings
 from pretrain.model.attention.attend import Packing, attend
 from pretrain.model.dropout import Dropout
 from pretrain.model.embeddings import Rotation, rotated

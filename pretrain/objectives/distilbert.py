@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import DistillationSettings, RunConfig
 from pretrain.export.families.stored import stored_tensors
 from pretrain.model.batch import IGNORED, MicroBatch, Predicted

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from data_pipeline.errors import UserError
 from data_pipeline.sequences.registry import PAIRS, SINGLES, UNLABELLED
 from data_pipeline.settings import MASKINGS, UNMASKED
-from pretrain.config.encoder_settings import SWITCHES
+from pretrain.config.encoder import SWITCHES
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 
 if TYPE_CHECKING:

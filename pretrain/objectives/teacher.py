@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import file_hash
 from data_pipeline.vocabulary.base import Vocabulary
-from pretrain.config.encoder_settings import SWITCHES, EncoderSettings
+from pretrain.config.encoder import SWITCHES, EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.headers import stored_headers

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pretrain.config.optim_settings import OptimSettings
+from pretrain.config.settings import OptimSettings
 from pretrain.optim.flat_optimizer import Group
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.muon import MUON_MOMENTS, Muon

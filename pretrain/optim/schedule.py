@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pretrain.config.optim_settings import ScheduleSettings
+from pretrain.config.settings import ScheduleSettings
 
 
 class Progress(NamedTuple):

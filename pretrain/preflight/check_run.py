@@ -31,13 +31,11 @@ from data_pipeline.sources.snapshot import as_stated, other_sources, stated_sour
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS
-from pretrain.config.batch_sizes import batch_sizes
-from pretrain.config.phases import Phase, phases_of
+from pretrain.config.phases import Phase, batch_sizes, on_cpus, phases_of
 from pretrain.config.settings import FP8, RunConfig
 from pretrain.distributed.precision import resolve_precision, sees_gpus
 from pretrain.objectives.registry import keeps_memory, load, registered
 from pretrain.objectives.teacher import check_teacher, has_teacher, teacher_identity
-from pretrain.preflight.micro_batch import on_cpus
 from pretrain.run.time_budget import shares_digest
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from data_pipeline.io.files import is_uri
 from data_pipeline.loader.batch_sizes import BatchSizes
 from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.shards.index import INDEX, Index, measured_note
-from pretrain.config.batch_sizes import batch_sizes
-from pretrain.config.phases import Phase, phases_of
+from pretrain.config.phases import Phase, batch_sizes, chosen, is_open, phases_of, with_micro_batches
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import resolve_precision
 from pretrain.objectives.registry import load
@@ -20,7 +19,6 @@ from pretrain.optim.schedule import Progress, learning_rate
 from pretrain.preflight.exportable import export_warnings
 from pretrain.preflight.gpus import CALIBRATED, Gpu
 from pretrain.preflight.memory import Memory, memory_by_stage, meta_model
-from pretrain.preflight.micro_batch import chosen, is_open, with_micro_batches
 from pretrain.preflight.passes import PassCost, pass_costs
 from pretrain.preflight.step_time import (
     COMPILED_PER_PASS,

@@ -22,9 +22,8 @@ from omegaconf import OmegaConf
 
 from data_pipeline.errors import UserError, first_line, redact
 from data_pipeline.io.files import SEAL, seal_holds, sealed_json, write_whole
-from pretrain.config.safe_yaml import parse_yaml
-from pretrain.config.schema import merged, schema, typed
 from pretrain.config.settings import RunConfig
+from pretrain.config.yaml_files import merged, parse_yaml, schema, typed
 from pretrain.run.metrics_file import wrong_figure
 from pretrain.run.tolerant_json import is_count, is_number, object_of, table, text_of
 

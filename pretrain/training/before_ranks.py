@@ -7,11 +7,11 @@ from pathlib import Path
 
 from data_pipeline.errors import printable
 from pretrain.checkpoint.store import checkpoints
+from pretrain.config.phases import is_open
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import sees_gpus
 from pretrain.objectives.registry import keeps_memory
 from pretrain.preflight.check_run import check_run
-from pretrain.preflight.micro_batch import is_open
 from pretrain.preflight.room import surely_has_room
 from pretrain.training.claim_folder import check_folder, is_finished, refuse_locked, steps_done
 from pretrain.training.initial_weights.check_source import check_starting_weights

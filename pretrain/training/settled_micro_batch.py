@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint.store import checkpoints
-from pretrain.config.phases import Phase, phases_of
+from pretrain.config.phases import CPU_TOKENS, Phase, chosen, is_open, on_cpus, phases_of, with_micro_batches
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.gpus import counted_memory
-from pretrain.preflight.micro_batch import CPU_TOKENS, chosen, is_open, on_cpus, with_micro_batches
 from pretrain.run.folder import CONFIG, read_config
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from data_pipeline.loader.packing import Caps, pack
 from launch.settings.recipe import load_config
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.store import newest_checkpoint
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.partition_map import KINDS

@@ -33,9 +33,11 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from pretrain.config.encoder_settings import EncoderSettings  # noqa: E402
-from pretrain.config.optim_settings import OptimSettings  # noqa: E402
-from pretrain.config.settings import RunConfig  # noqa: E402
+from pretrain.config.encoder import EncoderSettings  # noqa: E402
+from pretrain.config.settings import (  # noqa: E402
+    OptimSettings,
+    RunConfig,
+)
 from pretrain.optim.flat_layout import Layout, Segment  # noqa: E402
 from pretrain.optim.lamb import Lamb  # noqa: E402
 from pretrain.optim.lamb_torch import choose  # noqa: E402

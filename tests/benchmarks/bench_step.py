@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))  # a plain script, also from another working direc
 
 from data_pipeline.shards.index import Index  # noqa: E402
 from launch.ranks import tuning  # noqa: E402
-from pretrain.config.encoder_settings import EncoderSettings  # noqa: E402
+from pretrain.config.encoder import EncoderSettings  # noqa: E402
 from pretrain.config.settings import RunConfig  # noqa: E402
 from pretrain.objectives.registry import load  # noqa: E402
 from tests.command_line import VOCABULARY, command, environ  # noqa: E402

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipeline.loader.packing import Caps, StepShare, pack
 from data_pipeline.records import Examples
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import Shape
 from tests.factories.models import config_of

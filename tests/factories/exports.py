@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.records import Examples
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.export.card import Card
 from pretrain.export.parity import Parity
 from pretrain.export.writer import export

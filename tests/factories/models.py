@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load, meet_needs

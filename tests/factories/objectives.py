@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config import schema
+from pretrain.config import yaml_files
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
@@ -54,7 +54,9 @@ def register(
     monkeypatch.setattr(
         RunConfig, "__init__", lambda self, **values: plain(self, **{"objective": settings(), **values})
     )
-    monkeypatch.setattr(schema, "_built", schema._built.__wrapped__)  # what was built before lacks the group
+    monkeypatch.setattr(
+        yaml_files, "_built", yaml_files._built.__wrapped__
+    )  # what was built before lacks the group
 
 
 class RemembersTokens(MaskedTokens):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from data_pipeline.io.files import read_bytes
 from data_pipeline.shards.index import TOKENIZER, Index, VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING

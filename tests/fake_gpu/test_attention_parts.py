@@ -21,7 +21,7 @@ import sys
 import numpy as np
 import torch
 from rich.console import Console
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.training.compile_model import compile_model
 from tests.factories.models import fresh_model

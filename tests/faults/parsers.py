@@ -41,8 +41,8 @@ from launch.settings.recipe import load_config, setting_names
 from launch.studies.read import read_settings as read_study_settings
 from pretrain.checkpoint.marker import sealed
 from pretrain.checkpoint.store import open_checkpoint, save_checkpoint
-from pretrain.config.schema import schema
 from pretrain.config.settings import RunConfig
+from pretrain.config.yaml_files import schema
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
 from pretrain.preflight.ranges import value_of

@@ -12,7 +12,7 @@ import pytest
 from attempts import Attempt, run_attempts
 
 from pretrain.checkpoint.store import open_checkpoint
-from pretrain.config.optim_settings import ScheduleSettings
+from pretrain.config.settings import ScheduleSettings
 from pretrain.optim.schedule import Progress, learning_rate
 from tests.run_ends import assert_same_weights, final
 

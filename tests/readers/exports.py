@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.base import Vocabulary
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.load import quiet
 from pretrain.export.families.registry import FAMILIES, chosen_families, family_of

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from data_pipeline.records import Examples
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 
 WORDS = [
     "the",

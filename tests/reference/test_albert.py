@@ -16,7 +16,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import NOTE
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
 from pretrain.export.families.load import quiet

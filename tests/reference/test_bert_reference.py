@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.export.families.base import Family
 from pretrain.export.families.registry import FAMILIES
 from pretrain.model.batch import MicroBatch

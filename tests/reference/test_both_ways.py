@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.float64 import KeepFloat64

@@ -13,7 +13,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.settings import mask_stages
 from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.ernie import ERNIE_FOR_PRETRAINING
 from pretrain.export.families.registry import check_config

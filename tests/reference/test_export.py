@@ -14,7 +14,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import NOTE
 from data_pipeline.records import Examples
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.export import parity
 from pretrain.export.families import bert
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING

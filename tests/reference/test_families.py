@@ -12,7 +12,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export import writer
 from pretrain.export.bundle import exported_folders, gather

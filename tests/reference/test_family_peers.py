@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding

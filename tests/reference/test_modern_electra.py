@@ -13,7 +13,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import NOTE
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export import writer
 from pretrain.export.bundle import gather

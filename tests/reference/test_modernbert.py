@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export import writer
 from pretrain.export.families.base import Family

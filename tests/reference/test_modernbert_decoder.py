@@ -8,7 +8,7 @@ import transformers
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.export import writer
 from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.export import hub as hub_module
 from pretrain.export.bundle import BELONGS, PLACEHOLDER, exported_folders, gather
 from pretrain.export.card import Card

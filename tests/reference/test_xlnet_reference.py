@@ -20,7 +20,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.registry import check_config
 from pretrain.export.families.xlnet import XLNET_LM, same_dtype

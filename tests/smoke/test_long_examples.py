@@ -12,7 +12,7 @@ from torch import Tensor
 from data_pipeline.records import concatenate
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.shard import BlockReader
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.model.attention import cpu, tile_plan
 from pretrain.model.batch import MicroBatch

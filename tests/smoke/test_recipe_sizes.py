@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from launch.settings.recipe import load_config
-from pretrain.config.batch_sizes import batch_sizes
-from pretrain.config.phases import phases_of
+from pretrain.config.phases import batch_sizes, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.registry import chosen_families
 from pretrain.objectives.registry import load

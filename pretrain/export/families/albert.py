@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
-from pretrain.config.layer_sharing import (
+from pretrain.config.encoder import (
+    EncoderSettings,
     first_of_group,
     group_of,
     in_layer,

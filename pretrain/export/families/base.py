@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import SWITCHES, EncoderSettings
+from pretrain.config.encoder import SWITCHES, EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.entries import Config, Field, Head, field_of
 from pretrain.export.families.weight_names import WeightNames

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from data_pipeline.errors import UserError
-from pretrain.config.electra_settings import ElectraSettings
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import ElectraSettings, EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING, NAMES

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS
 from pretrain.export.families.entries import Config, Field, Head

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import check_hashes, is_plain, read_json
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
 from pretrain.export.families.base import Family

@@ -1,6 +1,6 @@
 """List rules of the model: of the objective's encoder, and of any encoder."""
 
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import ENCODER_VARIANTS, OBJECTIVES, registered
 from pretrain.preflight.contradictions.rule import Rule

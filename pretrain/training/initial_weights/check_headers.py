@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.entries import Part, Weight
 from pretrain.export.families.headers import Header, stored_headers

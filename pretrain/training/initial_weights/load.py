@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.layer_sharing import layer_and_rest
+from pretrain.config.encoder import layer_and_rest
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.electra import DELTA, taken_apart
 from pretrain.export.reader import read_weights

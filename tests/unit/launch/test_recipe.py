@@ -11,10 +11,10 @@ from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from launch.recipes import recipe_names
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config, setting_names
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.phases import data_of_phases, phases_of
-from pretrain.config.schema import schema
 from pretrain.config.settings import RunConfig
+from pretrain.config.yaml_files import schema
 from pretrain.preflight.forecast import rate_of
 from pretrain.preflight.ranges import CHOICES, RANGES, value_of
 

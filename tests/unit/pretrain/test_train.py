@@ -19,7 +19,7 @@ from data_pipeline.records import concatenate
 from data_pipeline.shards.index import Index, VocabularyStamp
 from data_pipeline.shards.shard import BlockReader
 from data_pipeline.shards.show import words_of
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World

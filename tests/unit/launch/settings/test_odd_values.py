@@ -15,7 +15,7 @@ from launch.settings.evaluation import read_changes
 from launch.settings.folder import with_folder_settings
 from launch.settings.recipe import load_config, setting_names
 from launch.studies.read import read_design, read_settings
-from pretrain.config.schema import schema
+from pretrain.config.yaml_files import schema
 from pretrain.evaluate.studies.design import Changes
 from pretrain.preflight.ranges import value_of
 from pretrain.run.folder import read_config

@@ -10,7 +10,7 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch

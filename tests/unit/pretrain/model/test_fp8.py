@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.distributed.deepspeed_config import refuse_unsupported
 from pretrain.model import fp8
 from pretrain.model.batch import MicroBatch

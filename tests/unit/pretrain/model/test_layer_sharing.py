@@ -12,9 +12,9 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.encoder_settings import EncoderSettings
-from pretrain.config.layer_sharing import (
+from pretrain.config.encoder import (
     HALVES,
+    EncoderSettings,
     first_of_group,
     group_of,
     half_of,
@@ -22,8 +22,7 @@ from pretrain.config.layer_sharing import (
     layer_and_rest,
     owner_of,
 )
-from pretrain.config.optim_settings import OptimSettings
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import OptimSettings, RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.flops import encoder_flops

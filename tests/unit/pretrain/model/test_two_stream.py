@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.model.batch import IGNORED, MicroBatch, Shape
 from pretrain.model.initialize import initialize
 from pretrain.model.two_stream.attention import by_place, sinusoids

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.model.batch import IGNORED, MicroBatch, Shape
 from pretrain.model.projection import slices
 from pretrain.objectives.causal import reversed_examples

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM

@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.electra_settings import ElectraSettings
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import ElectraSettings, EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.model.embeddings import add_up

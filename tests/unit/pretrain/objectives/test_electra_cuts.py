@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.model.batch import MicroBatch
 from pretrain.model.projection.sampling import sample_words
 from tests.factories.models import fresh_model

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.base import Model

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.export.families.load import quiet
 from pretrain.export.reader import read_weights
 from pretrain.export.writer import export

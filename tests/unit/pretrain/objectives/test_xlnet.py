@@ -10,7 +10,7 @@ import torch
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import IGNORED, MicroBatch, Shape
 from pretrain.objectives.base import Model

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
-from pretrain.config.optim_settings import OptimSettings
+from pretrain.config.settings import OptimSettings
 from pretrain.distributed.flat_tensors import _group_flat, _sub_group_flat
 from pretrain.distributed.partition_map import Flat, PartitionMap
 from pretrain.optim.flat_layout import Layout, Segment, squared_norm

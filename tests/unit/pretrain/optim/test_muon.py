@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
-from pretrain.config.optim_settings import OptimSettings
+from pretrain.config.settings import OptimSettings
 from pretrain.distributed.flat_tensors import _group_flat
 from pretrain.optim.flat_layout import Collectives, Layout, whole
 from pretrain.optim.matrix_exchange import matrices_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.config.optim_settings import ScheduleSettings
+from pretrain.config.settings import ScheduleSettings
 from pretrain.optim.schedule import SCHEDULES, Progress, learning_rate, updates
 
 T, W, PEAK = 1000, 100, 1e-4

@@ -14,14 +14,13 @@ from launch.cluster.job_size import node_gib
 from launch.settings.recipe import load_config
 from pretrain.checkpoint import mirror
 from pretrain.checkpoint.store import checkpoints
-from pretrain.config.phases import phases_of
+from pretrain.config.phases import chosen, dividing, is_open, phases_of, rank_shares, with_micro_batches
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import check_run
 from pretrain.preflight.forecast import fitting, forecast
 from pretrain.preflight.gpus import GPUS, counted_memory
 from pretrain.preflight.memory import RESERVED_SHARE
-from pretrain.preflight.micro_batch import chosen, dividing, is_open, rank_shares, with_micro_batches
 from pretrain.preflight.show import as_values
 from pretrain.preflight.step_time import Cluster
 from pretrain.run.folder import read_config

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig, ZeroSettings
 from pretrain.preflight.memory import meta_model, states
 from pretrain.preflight.validate import check

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from launch.settings.recipe import load_config
-from pretrain.config.optim_settings import ScheduleSettings
 from pretrain.config.phases import phases_of
+from pretrain.config.settings import ScheduleSettings
 from pretrain.optim.schedule import Progress, learning_rate
 from pretrain.preflight.forecast import Forecast, forecast, forecast_phases
 from pretrain.preflight.gpus import GPUS

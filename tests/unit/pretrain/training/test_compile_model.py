@@ -14,7 +14,7 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.packing import Caps
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape

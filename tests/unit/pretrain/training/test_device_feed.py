@@ -10,7 +10,7 @@ import torch
 from data_pipeline.loader.packing import Caps, StepShare, pack
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder_settings import EncoderSettings
+from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed import gradient_fixes
 from pretrain.distributed.engine import Engine

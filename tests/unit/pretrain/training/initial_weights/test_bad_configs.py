@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from data_pipeline.errors import UserError
 from launch.settings.folder import with_folder_settings
 from launch.settings.recipe import load_config
-from pretrain.config.schema import schema
+from pretrain.config.yaml_files import schema
 from pretrain.export.families.registry import check_config
 from tests.factories.configs import ALONE, WORDS, valid_config
 

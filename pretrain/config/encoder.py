@@ -1,5 +1,6 @@
 """Define EncoderSettings: sizes and kinds of the layers of an encoder, the settings encoder.*."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 SWITCHES = (
@@ -107,3 +108,94 @@ class EncoderSettings:
     def is_local(self, layer: int) -> bool:
         """Return whether layer `layer`, from 0, attends to a window."""
         return layer % self.global_every != 0
+
+
+# Define ElectraSettings, objective.electra.*, and the generator's encoder that follows from them.
+
+
+@dataclass
+class ElectraSettings:
+    generator_share: float = 0.25
+    """Width of the generator as a share of encoder.hidden. It has heads of about 64, and a feed-forward layer of four
+    times its width, or where layers are gated, of this share of the encoder's."""
+    generator_layers: int = 0
+    """Layers of the generator; 0: as many as encoder.layers. DeBERTa-v3's has half of them, and its whole width."""
+    discriminator_weight: float = 50.0
+    """Weight of the discriminator's loss beside the generator's."""
+    embeddings: str = "shared"
+    """shared: generator and discriminator have the same embeddings, which both losses move. disentangled: each table of
+    the discriminator is the generator's, without gradient, plus one of its own that starts at zero. separate: each has
+    its own, and without encoder.embedding_size the generator's are as wide as its layers."""
+
+    def generator(self, encoder: EncoderSettings) -> EncoderSettings:
+        """Derive the generator's encoder from the discriminator's."""
+        hidden = max(1, round(encoder.hidden * self.generator_share))
+        even = 1 if encoder.positions == "learned" else 2  # RoPE rotates halves of heads
+        fitting = (n for n in range(max(1, hidden // 64), 0, -1) if hidden % (n * even) == 0)
+        heads = next(fitting, 1)
+        inner = max(1, round(encoder.intermediate * self.generator_share)) if encoder.gated else 4 * hidden
+        separate = self.embeddings == "separate"
+        return replace(
+            encoder,
+            layers=self.generator_layers or encoder.layers,
+            hidden=hidden,
+            embedding_size=encoder.embedding_size if separate else encoder.embedding_width,
+            heads=heads,
+            kv_heads=0 if heads % encoder.key_heads else encoder.kv_heads,
+            intermediate=inner,
+        )
+
+
+# Say which encoder layers use the same parameters: functions of integers and names, without torch.
+#
+# Consecutive layers form a group, and the first layer of a group owns what the group shares (Lan et al. 2020, ALBERT,
+# section 3.1). A layer has two halves, each with its own LayerNorm: the paper does not say whose a LayerNorm is where
+# one half alone is shared.
+
+
+HALVES = {"attention": ("attention", "attention_norm"), "feed_forward": ("feed_forward", "feed_forward_norm")}
+"""Halves of a layer -> the modules of each."""
+
+
+def group_of(layer: int, layers: int, groups: int) -> int:
+    """Return the group, from 0, of layer `layer`, from 0: the formula of transformers' AlbertTransformer, so that an
+    export is the same network. Google's script rounds otherwise where floats do not divide evenly."""
+    return int(layer / (layers / groups))
+
+
+def first_of_group(group: int, layers: int, groups: int) -> int:
+    """Return the first layer of a group."""
+    return next(layer for layer in range(layers) if group_of(layer, layers, groups) == group)
+
+
+def owner_of(settings: EncoderSettings, layer: int, half: str) -> int:
+    """Return the layer that owns the parameters of `half` (of HALVES) of layer `layer`: itself, or an earlier one."""
+    if settings.sharing not in ("all", half):
+        return layer
+    group = group_of(layer, settings.layers, settings.groups)
+    return first_of_group(group, settings.layers, settings.groups)
+
+
+def half_of(name: str) -> str:
+    """Return the half of a layer that a parameter belongs to, from its name within the layer."""
+    module = name.partition(".")[0]
+    return next(half for half, modules in HALVES.items() if module in modules)
+
+
+def layer_and_rest(name: str) -> tuple[int, str] | None:
+    """Split the name of an encoder layer's parameter into the layer's number and the name within the layer; None for
+    the name of any other parameter."""
+    prefix, _, numbered = name.partition("encoder.layers.")
+    number, _, rest = numbered.partition(".")
+    return (int(number), rest) if not prefix and number.isdecimal() else None
+
+
+def in_layer(layer: int, rest: str) -> str:
+    """Join what `layer_and_rest` splits."""
+    return f"encoder.layers.{layer}.{rest}"
+
+
+def names_within_layers(names: Iterable[str]) -> list[str]:
+    """List the names within a layer that occur in any layer, in order, each once."""
+    parts = map(layer_and_rest, names)
+    return list(dict.fromkeys(part[1] for part in parts if part))

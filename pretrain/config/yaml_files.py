@@ -11,14 +11,17 @@ import io
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError, first_line
+from pretrain.config.settings import RunConfig
 
 DEPTH, VALUES = 40, 20_000
 """Maximum nesting depth and maximum number of values, with aliases counted as expanded."""
@@ -118,3 +121,41 @@ def _check_events(events: Iterable[yaml.Event], where: object) -> None:
         if so_far + size >= VALUES:
             raise yaml.YAMLError(f"more than {VALUES} values, or an alias within itself")
         open_ones.append((outer, so_far + size))
+
+
+# Give the typed schema of all settings, and merge recipes, overrides and run folders into it.
+
+
+def schema() -> DictConfig:
+    """Return every setting of RunConfig at its default; the caller may change it."""
+    return deepcopy(_built())
+
+
+@cache
+def _built() -> DictConfig:
+    return OmegaConf.structured(RunConfig)  # takes five times as long as a copy of what it makes
+
+
+def merged(config: DictConfig, values: dict[str, Any], where: object) -> DictConfig:
+    """Return `config`, which is used up, with `values` in place of its own. Raises UserError for what `refuse_odd`
+    refuses, and for keys and types that `config` does not have."""
+    refuse_odd(values, where)
+    try:
+        return OmegaConf.unsafe_merge(config, values)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise _user_error(error, where) from None
+
+
+def typed(config: DictConfig, where: object) -> Any:
+    """Return the dataclass that `config` describes. Raises UserError for a value that is lacking (`???`), and for
+    numbers, which were texts until now, that `refuse_odd` refuses."""
+    try:
+        refuse_odd(OmegaConf.to_container(config, resolve=False), where)
+        return OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise _user_error(error, where) from None
+
+
+def _user_error(error: OmegaConfBaseException, where: object) -> UserError:
+    key = getattr(error, "full_key", "") or ""
+    return UserError(f"{key}: {first_line(error)}" if key else first_line(error), where=where)
