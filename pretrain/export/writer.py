@@ -30,7 +30,7 @@ from pretrain.export.families.load import quiet
 from pretrain.export.families.registry import chosen_families
 from pretrain.export.parity import Parity, check_parity
 from pretrain.export.tokenizer import vocabulary_of, write_tokenizer
-from pretrain.model.embeddings import add_up
+from pretrain.model.encoder import add_up
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load

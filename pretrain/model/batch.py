@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.records import NO_LABEL
-from pretrain.model.attention.attend import Packing
+from pretrain.model.attention import Packing
 
 if TYPE_CHECKING:  # these import numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.packing import Caps, PackedMicroBatch

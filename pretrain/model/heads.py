@@ -14,10 +14,9 @@ from torch.nn import functional as F
 
 from data_pipeline.records import NO_LABEL
 from pretrain.model.batch import IGNORED, MicroBatch, Predicted
-from pretrain.model.encoder import Encoder
+from pretrain.model.encoder import ACTIVATIONS, Encoder
 from pretrain.model.initialize import bare, bare_norm, bare_residual, padded
-from pretrain.model.layers import ACTIVATIONS
-from pretrain.model.projection.cross_entropy import vocabulary_cross_entropy
+from pretrain.model.vocabulary_losses import vocabulary_cross_entropy
 
 
 class Predictions(NamedTuple):

@@ -7,12 +7,10 @@ from torch import Tensor, nn
 
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import FP8, RunConfig
+from pretrain.model.attention_tiles import FULL, Visibility
 from pretrain.model.batch import MicroBatch
-from pretrain.model.encoder import Encoder
-from pretrain.model.flops import encoder_flops, projection_flops
-from pretrain.model.fp8 import use_fp8
+from pretrain.model.encoder import Encoder, encoder_flops, projection_flops, use_fp8
 from pretrain.model.initialize import initialize
-from pretrain.model.visibility import FULL, Visibility
 from pretrain.objectives.losses import Terms
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
+from pretrain.model.attention_tiles import CAUSAL
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import NextTokenHead
-from pretrain.model.visibility import CAUSAL
 from pretrain.objectives.base import Model, Objective
 from pretrain.objectives.losses import Term, Terms, accuracy
 

@@ -20,11 +20,10 @@ from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import DistillationSettings, RunConfig
 from pretrain.export.families.stored import stored_tensors
 from pretrain.model.batch import IGNORED, MicroBatch, Predicted
-from pretrain.model.encoder import Encoder
-from pretrain.model.flops import encoder_flops, projection_flops
+from pretrain.model.encoder import Encoder, encoder_flops, projection_flops
 from pretrain.model.heads import MaskedPredictions, MaskedTokenHead
 from pretrain.model.initialize import load_parameters
-from pretrain.model.projection.soft_targets import SoftTargets, Targets, soft_targets
+from pretrain.model.vocabulary_losses import SoftTargets, Targets, soft_targets
 from pretrain.objectives.base import MODERN_FAMILIES, Model
 from pretrain.objectives.losses import MASKED_METRICS, Ratio, Term, Terms, masked_metrics
 from pretrain.objectives.mlm import MaskedTokens, Mlm

@@ -33,13 +33,10 @@ from torch.nn import functional as F
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch, Predicted
-from pretrain.model.embeddings import add_to
-from pretrain.model.encoder import Encoder
-from pretrain.model.flops import encoder_flops, projection_flops
+from pretrain.model.encoder import ACTIVATIONS, Encoder, add_to, encoder_flops, projection_flops
 from pretrain.model.heads import MaskedPredictions, MaskedTokenHead, Predictions, masked_words
 from pretrain.model.initialize import bare
-from pretrain.model.layers import ACTIVATIONS
-from pretrain.model.projection.sampling import row_keys, sample_words
+from pretrain.model.vocabulary_losses import row_keys, sample_words
 from pretrain.objectives.base import Model, Objective
 from pretrain.objectives.losses import MASKED_METRICS, Ranking, Ratio, Term, Terms, accuracy, masked_metrics
 

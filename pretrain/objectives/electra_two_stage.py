@@ -19,8 +19,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch
-from pretrain.model.encoder import Encoder
-from pretrain.model.flops import encoder_flops, projection_flops
+from pretrain.model.encoder import Encoder, encoder_flops, projection_flops
 from pretrain.model.heads import masked_words
 from pretrain.model.initialize import load_parameters
 from pretrain.objectives.base import Model, Objective

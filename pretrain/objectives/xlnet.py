@@ -30,12 +30,11 @@ from torch import Tensor, nn
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import IGNORED, MicroBatch
-from pretrain.model.flops import encoder_flops
+from pretrain.model.encoder import encoder_flops
 from pretrain.model.heads import Predictions
 from pretrain.model.initialize import padded
-from pretrain.model.projection.cross_entropy import vocabulary_cross_entropy
-from pretrain.model.projection.sampling import row_keys
-from pretrain.model.two_stream.encoder import TwoStreamEncoder
+from pretrain.model.vocabulary_losses import row_keys, vocabulary_cross_entropy
+from pretrain.model.xlnet import TwoStreamEncoder
 from pretrain.objectives.base import Model, Objective
 from pretrain.objectives.losses import Term, Terms, accuracy
 

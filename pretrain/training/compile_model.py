@@ -16,7 +16,7 @@ from torch import nn
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import dtype_of
-from pretrain.model.attention.attend import choose_backend
+from pretrain.model.attention import choose_backend
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.registry import load
 from pretrain.preflight.check_run import Plan

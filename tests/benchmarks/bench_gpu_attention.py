@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT))  # a plain script, also from another working direc
 
 import torch  # noqa: E402
 
-from pretrain.model.attention.attend import Packing, attend  # noqa: E402
-from pretrain.model.visibility import Visibility  # noqa: E402
+from pretrain.model.attention import Packing, attend  # noqa: E402
+from pretrain.model.attention_tiles import Visibility  # noqa: E402
 
 
 class Case(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pretrain.config.settings import FP8, RunConfig
 from pretrain.distributed.precision import dtype_of
 from pretrain.distributed.world import World
-from pretrain.model.fp8 import use_fp8
+from pretrain.model.encoder import use_fp8
 from pretrain.optim.param_groups import build_optimizer
 
 

@@ -16,7 +16,7 @@ from data_pipeline.records import Examples, Segments
 from data_pipeline.rng import words
 from data_pipeline.settings import DataSettings
 from pretrain.model.batch import MicroBatch
-from pretrain.model.two_stream.plan import plan_streams
+from pretrain.model.xlnet import plan_streams
 from pretrain.objectives.xlnet import factorization_ranks
 from tests.factories.pairs import CLS, FIRST, MASK, SEP, vocabulary
 

@@ -45,7 +45,7 @@ def in_float64() -> None:
 
 def with_samples_of(file: Path) -> None:
     """Draw words as `file` says, and fail where it lacks one; without the file, write it."""
-    from pretrain.model.projection.sampling import sample_words
+    from pretrain.model.vocabulary_losses import sample_words
     from pretrain.objectives import electra
 
     known = dict(map(json.loads, file.read_text().splitlines())) if file.exists() else None

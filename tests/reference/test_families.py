@@ -25,11 +25,11 @@ from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM
 from pretrain.export.parity import check_parity
 from pretrain.export.reader import read_weights
 from pretrain.export.tokenizer import write_tokenizer
+from pretrain.model.attention_tiles import CAUSAL, FULL, Visibility
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import MaskedTokenHead
 from pretrain.model.initialize import initialize, load_parameters
-from pretrain.model.visibility import CAUSAL, FULL, Visibility
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load
 from pretrain.report.inspection import describe

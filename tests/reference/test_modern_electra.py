@@ -21,7 +21,7 @@ from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.modernbert_electra import HEAD_FILE
 from pretrain.export.families.registry import chosen_families, family_of
 from pretrain.export.parity import check_parity
-from pretrain.model.embeddings import add_up
+from pretrain.model.encoder import add_up
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.registry import load
 from pretrain.training.initial_weights.folder_settings import folder_settings

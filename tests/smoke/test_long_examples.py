@@ -14,10 +14,10 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.shard import BlockReader
 from pretrain.config.encoder import EncoderSettings
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
-from pretrain.model.attention import cpu, tile_plan
+from pretrain.model import attention, attention_tiles
+from pretrain.model.attention_tiles import Visibility
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
-from pretrain.model.visibility import Visibility
 from tests.command_line import WORDS, Maskmill
 from tests.factories.models import fresh_model
 
@@ -64,15 +64,15 @@ def example(index: Index) -> MicroBatch:
 def scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The window and the number of attention scores of each plan of tiles that is made."""
     made: list[tuple[int, int]] = []
-    planned: Callable[..., tile_plan.TilePlan] = tile_plan.plan_tiles
+    planned: Callable[..., attention_tiles.TilePlan] = attention_tiles.plan_tiles
 
-    def counted(*arguments: object) -> tile_plan.TilePlan:
+    def counted(*arguments: object) -> attention_tiles.TilePlan:
         plan = planned(*arguments)
         made.append((int(str(arguments[-1])), sum(t.examples * t.length * t.keys for t in plan.tiles)))
         return plan
 
-    cpu._plan.cache_clear()
-    monkeypatch.setattr(cpu, "plan_tiles", counted)
+    attention._plan.cache_clear()
+    monkeypatch.setattr(attention, "plan_tiles", counted)
     return made
 
 
@@ -117,7 +117,7 @@ def test_a_window_in_it_is_a_dense_mask_over_an_excerpt(
 
     begin, margin = 5000, LAYERS * REACH
     whole = learnt(example, begin)
-    monkeypatch.setattr(tile_plan, "keys_of_block", lambda window: LENGTH)  # nothing is cut into blocks
+    monkeypatch.setattr(attention_tiles, "keys_of_block", lambda window: LENGTH)  # nothing is cut into blocks
     for one, other in zip(whole, learnt(excerpt(margin), margin), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
     narrow = margin - 1

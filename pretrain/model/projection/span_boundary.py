@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.model.batch import IGNORED, MicroBatch
-from pretrain.model.encoder import Encoder
+from pretrain.model.encoder import ACTIVATIONS, Encoder
 from pretrain.model.heads import Predictions
 from pretrain.model.initialize import bare, bare_embedding, padded
-from pretrain.model.layers import ACTIVATIONS
-from pretrain.model.projection.cross_entropy import vocabulary_cross_entropy
+from pretrain.model.vocabulary_losses import vocabulary_cross_entropy
 
 
 class SpanRows(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from launch.settings.recipe import load_config
-from pretrain.model.attention.attend import choose_backend
+from pretrain.model.attention import choose_backend
 from tests.factories.gpu_days import Script
 from tests.gpu_day import checks
 from tests.gpu_day.checks import family, kill_after, resume, twice

@@ -9,11 +9,17 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
-from pretrain.model.attention.attend import Packing, attend, choose_backend
-from pretrain.model.attention.tile_plan import _cut, keys_of_block, plan_tiles, scores_per_token
-from pretrain.model.attention.tiles import tile_attention
-from pretrain.model.dropout import dropout, keep_mask
-from pretrain.model.visibility import CAUSAL, Visibility
+from pretrain.model.attention import Packing, attend, choose_backend
+from pretrain.model.attention_tiles import (
+    CAUSAL,
+    Visibility,
+    _cut,
+    keys_of_block,
+    plan_tiles,
+    scores_per_token,
+    tile_attention,
+)
+from pretrain.model.ops import dropout, keep_mask
 
 LENGTHS = {
     "one": [7],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pretrain.model.attention.attend import Packing, attend
+from pretrain.model.attention import Packing, attend
 
 LENGTHS = [512] * 16
 REPEATS = 8

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.model.attention.attend import Packing, attend
-from pretrain.model.visibility import Visibility
+from pretrain.model.attention import Packing, attend
+from pretrain.model.attention_tiles import Visibility
 
 LENGTHS = [8192, 1, 3000]
 WINDOW = 64

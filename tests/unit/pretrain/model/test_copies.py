@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.model.attention.tile_plan import plan_tiles
-from pretrain.model.copies import to_device
-from pretrain.model.visibility import CAUSAL
+from pretrain.model.attention_tiles import CAUSAL, plan_tiles, to_device
 
 GPU = torch.device("cuda", 0)
 

@@ -14,11 +14,8 @@ from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
-from pretrain.model.embeddings import FewRows, rotated, rotation
-from pretrain.model.encoder import Encoder
-from pretrain.model.flops import encoder_flops
+from pretrain.model.encoder import ACTIVATIONS, Encoder, FewRows, encoder_flops, rotated, rotation
 from pretrain.model.initialize import initialize, load_parameters, padded, vocabulary_rows, without_padding
-from pretrain.model.layers import ACTIVATIONS
 from pretrain.training.progress import Position
 from pretrain.training.resume import enter
 from tests.factories.models import fresh_model

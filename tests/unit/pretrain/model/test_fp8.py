@@ -13,9 +13,9 @@ from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.distributed.deepspeed_config import refuse_unsupported
-from pretrain.model import fp8
+from pretrain.model import encoder
 from pretrain.model.batch import MicroBatch
-from pretrain.model.fp8 import GRADIENTS, VALUES, Fp8Linear, in_fp8, multiply, use_fp8
+from pretrain.model.encoder import GRADIENTS, VALUES, Fp8Linear, in_fp8, multiply, use_fp8
 from pretrain.objectives.registry import load
 from tests.factories.models import fresh_model
 
@@ -176,7 +176,7 @@ def test_an_encoder_in_fp8_learns_as_one_in_bf16(monkeypatch: pytest.MonkeyPatch
         return multiply(a, *arguments, **options)
 
     plain = losses_in_bf16(steps, in_fp8_too=False)
-    monkeypatch.setattr(fp8, "multiply", counted)
+    monkeypatch.setattr(encoder, "multiply", counted)
     found = losses_in_bf16(steps, in_fp8_too=True)
     assert len(products) == 3 * 2 * 6 * steps
     assert sum(plain[-10:]) / 10 < 3.3

@@ -24,8 +24,7 @@ from pretrain.config.encoder import (
 )
 from pretrain.config.settings import OptimSettings, RunConfig
 from pretrain.model.batch import MicroBatch
-from pretrain.model.encoder import Encoder
-from pretrain.model.flops import encoder_flops
+from pretrain.model.encoder import Encoder, encoder_flops
 from pretrain.model.initialize import initialize, load_parameters
 from pretrain.optim.param_groups import parameter_groups
 from pretrain.preflight.memory import meta_model, states

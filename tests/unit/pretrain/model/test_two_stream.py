@@ -8,9 +8,7 @@ from data_pipeline.errors import UserError
 from pretrain.config.encoder import EncoderSettings
 from pretrain.model.batch import IGNORED, MicroBatch, Shape
 from pretrain.model.initialize import initialize
-from pretrain.model.two_stream.attention import by_place, sinusoids
-from pretrain.model.two_stream.encoder import TwoStreamEncoder
-from pretrain.model.two_stream.plan import plan_streams
+from pretrain.model.xlnet import TwoStreamEncoder, by_place, plan_streams, sinusoids
 
 TINY = EncoderSettings(
     layers=2,

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
+from pretrain.model import vocabulary_losses
 from pretrain.model.batch import IGNORED, MicroBatch, Shape
-from pretrain.model.projection import slices
 from pretrain.objectives.causal import reversed_examples
 from pretrain.objectives.registry import load, with_defaults
 from tests.factories.models import config_of, fresh_model
@@ -73,7 +73,7 @@ def test_spare_rows_count_nowhere() -> None:
 
 def test_logits_live_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all rows at once they would be the largest tensor of a step."""
-    monkeypatch.setitem(slices.CHUNK_ELEMENTS, "cpu", 4 * 128)
+    monkeypatch.setitem(vocabulary_losses.CHUNK_ELEMENTS, "cpu", 4 * 128)
     module, widest = fresh_model("causal", TINY, VOCABULARY, seed=2), 0
     plain = torch.softmax
 

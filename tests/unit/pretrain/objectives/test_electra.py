@@ -10,7 +10,7 @@ from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import ElectraSettings, EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch, Shape
-from pretrain.model.embeddings import add_up
+from pretrain.model.encoder import add_up
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.electra import BINS, LARGEST_LOGIT, ranking

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pretrain.config.encoder import EncoderSettings
 from pretrain.model.batch import MicroBatch
-from pretrain.model.projection.sampling import sample_words
+from pretrain.model.vocabulary_losses import sample_words
 from tests.factories.models import fresh_model
 
 WORDS, MASK = 90, 4

@@ -12,9 +12,9 @@ from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
+from pretrain.model import vocabulary_losses
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS
-from pretrain.model.projection import cross_entropy, slices
 from pretrain.objectives.base import Model
 from pretrain.objectives.losses import Terms
 from pretrain.objectives.registry import MODERN, OBJECTIVES, load, registered, with_defaults
@@ -229,7 +229,7 @@ def test_registry() -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
 def test_cross_entropy_equals_the_plain_form(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(slices.CHUNK_ELEMENTS, "cpu", rows * 128)
+    monkeypatch.setitem(vocabulary_losses.CHUNK_ELEMENTS, "cpu", rows * 128)
     generator = torch.Generator().manual_seed(0)
     shapes = ((13, 16), (128, 16), (128,))
     inputs = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
@@ -238,7 +238,10 @@ def test_cross_entropy_equals_the_plain_form(rows: int, monkeypatch: pytest.Monk
     ids[5] = (inputs[0] @ inputs[1].T + inputs[2])[5, :VOCABULARY].argmax()
     ours, theirs = (
         function(*inputs, ids, VOCABULARY)
-        for function in (cross_entropy.vocabulary_cross_entropy, cross_entropy.reference)
+        for function in (
+            vocabulary_losses.vocabulary_cross_entropy,
+            vocabulary_losses.reference_cross_entropy,
+        )
     )
     assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-13)
     torch.testing.assert_close(ours.losses_R, theirs.losses_R, rtol=0, atol=1e-13)
@@ -246,7 +249,7 @@ def test_cross_entropy_equals_the_plain_form(rows: int, monkeypatch: pytest.Monk
     assert ours.hits_R.any()
     assert not ours.losses_R.requires_grad
     with torch.no_grad():
-        answers = cross_entropy.vocabulary_cross_entropy(*inputs, ids, VOCABULARY).answers_R
+        answers = vocabulary_losses.vocabulary_cross_entropy(*inputs, ids, VOCABULARY).answers_R
     assert torch.equal(answers, theirs.answers_R)
     for a, b in zip(
         torch.autograd.grad(3 * ours.loss, inputs), torch.autograd.grad(3 * theirs.loss, inputs), strict=True
@@ -263,8 +266,8 @@ def test_cross_entropy_sums_in_float32(dtype: torch.dtype) -> None:
     ]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     ids = torch.randint(0, VOCABULARY, (40,), generator=generator)
-    ours = cross_entropy.vocabulary_cross_entropy(*inputs, ids, VOCABULARY).loss
-    theirs = cross_entropy.reference(*exact, ids, VOCABULARY).loss
+    ours = vocabulary_losses.vocabulary_cross_entropy(*inputs, ids, VOCABULARY).loss
+    theirs = vocabulary_losses.reference_cross_entropy(*exact, ids, VOCABULARY).loss
     assert ours.dtype == torch.float32
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6 if dtype == torch.float32 else 1e-3)
     for a, b in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, exact), strict=True):
@@ -276,7 +279,9 @@ def test_cross_entropy_survives_extreme_logits() -> None:
     hidden = torch.tensor([[1.0]], requires_grad=True)
     weight = torch.zeros(64, 1)
     weight[0] = 300.0
-    loss = cross_entropy.vocabulary_cross_entropy(hidden, weight, torch.zeros(64), torch.tensor([5]), 60).loss
+    loss = vocabulary_losses.vocabulary_cross_entropy(
+        hidden, weight, torch.zeros(64), torch.tensor([5]), 60
+    ).loss
     assert loss.item() == pytest.approx(300.0)
     loss.backward()
     assert torch.isfinite(hidden.grad).all()
@@ -285,12 +290,12 @@ def test_cross_entropy_survives_extreme_logits() -> None:
 def test_cross_entropy_has_one_backward_pass_and_none_without_gradients() -> None:
     inputs = [torch.randn(s, requires_grad=True) for s in ((3, 4), (64, 4), (64,))]
     ids = torch.tensor([1, 2, 3])
-    loss = cross_entropy.vocabulary_cross_entropy(*inputs, ids, 60).loss
+    loss = vocabulary_losses.vocabulary_cross_entropy(*inputs, ids, 60).loss
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="one backward pass only"):
         loss.backward()
     with torch.no_grad():
-        assert not cross_entropy.vocabulary_cross_entropy(*inputs, ids, 60)[0].requires_grad
+        assert not vocabulary_losses.vocabulary_cross_entropy(*inputs, ids, 60)[0].requires_grad
 
 
 def test_cross_entropy_in_groups_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,12 +305,12 @@ def test_cross_entropy_in_groups_in_half_precision(monkeypatch: pytest.MonkeyPat
     ids = torch.randint(-1, VOCABULARY, (40,), generator=generator)
 
     def found() -> list[torch.Tensor]:
-        found = cross_entropy.vocabulary_cross_entropy(*inputs, ids, VOCABULARY)
+        found = vocabulary_losses.vocabulary_cross_entropy(*inputs, ids, VOCABULARY)
         return [found.loss.detach(), found.hits_R.sum(), *torch.autograd.grad(found.loss, inputs)]
 
     whole = found()
-    monkeypatch.setitem(slices.CHUNK_ELEMENTS, "cpu", 3 * 128)
-    monkeypatch.setattr(slices, "GROUP_ELEMENTS", 8 * 128)
+    monkeypatch.setitem(vocabulary_losses.CHUNK_ELEMENTS, "cpu", 3 * 128)
+    monkeypatch.setattr(vocabulary_losses, "GROUP_ELEMENTS", 8 * 128)
     for a, b in zip(whole, found(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0.05)  # sums of products rounded to 8 bits
     torch.testing.assert_close(whole[0], found()[0], rtol=1e-6, atol=0)

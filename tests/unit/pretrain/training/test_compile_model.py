@@ -19,7 +19,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.model.encoder import Encoder
-from pretrain.model.projection.cross_entropy import _with_gradients, vocabulary_cross_entropy
+from pretrain.model.vocabulary_losses import _ce_with_gradients, vocabulary_cross_entropy
 from pretrain.objectives.base import Model
 from pretrain.training import compile_model
 from pretrain.training.resume import conditions
@@ -234,7 +234,7 @@ def test_half_precision_gradients_are_rounded_once() -> None:
     hidden, weight, bias = (torch.randn(*size, dtype=torch.bfloat16) for size in ((9, 8), (40, 8), (40,)))
     ids = torch.randint(0, 37, (9,))
     found = []
-    for compute in (vocabulary_cross_entropy, _with_gradients):
+    for compute in (vocabulary_cross_entropy, _ce_with_gradients):
         inputs = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
         (compute(*inputs, ids, 37)[0] / 77).backward()
         found.append([x.grad for x in inputs])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pretrain.model.projection import sampling
-from pretrain.model.projection.sampling import exponentials, row_keys, sample_words
+from pretrain.model import vocabulary_losses
+from pretrain.model.vocabulary_losses import exponentials, row_keys, sample_words
 
 WORDS, PADDED = 40, 64
 GOLDEN_KEYS = [6158432399520968995, -7033947919151787979]
@@ -44,7 +44,7 @@ def test_rows_draw_the_same_in_any_order_and_chunk(monkeypatch: pytest.MonkeyPat
     hidden, weight, bias = inputs(50)
     whole = sample_words(hidden, weight, bias, keys(50), WORDS)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setitem(sampling._CHUNK_ELEMENTS, "cpu", 7 * WORDS)
+    monkeypatch.setitem(vocabulary_losses._CHUNK_ELEMENTS, "cpu", 7 * WORDS)
     again = sample_words(hidden[order], weight, bias, keys(50)[order], WORDS)
     assert torch.equal(again, whole[order])
     assert len(whole.unique()) > 5

@@ -5,8 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.model.projection import slices
-from pretrain.model.projection.soft_targets import Targets, _with_gradients, reference, soft_targets
+from pretrain.model import vocabulary_losses
+from pretrain.model.vocabulary_losses import (
+    Targets,
+    _soft_with_gradients,
+    reference_soft_targets,
+    soft_targets,
+)
 
 VOCABULARY, PADDED = 90, 128
 
@@ -42,14 +47,14 @@ def test_it_equals_the_plain_form_in_any_slices(rows: int, chunk: int, temperatu
     inputs, targets = drawn(rows, seed)
     targets = targets._replace(temperature=temperature)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(slices.CHUNK_ELEMENTS, "cpu", chunk * PADDED)
-        ours, theirs = (function(*inputs, targets) for function in (soft_targets, reference))
+        patch.setitem(vocabulary_losses.CHUNK_ELEMENTS, "cpu", chunk * PADDED)
+        ours, theirs = (function(*inputs, targets) for function in (soft_targets, reference_soft_targets))
         assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-12, abs=1e-12)
         assert torch.equal(ours.agreements_R, theirs.agreements_R)
         gradients = (torch.autograd.grad(3 * found.loss, inputs) for found in (ours, theirs))
         for a, b in zip(*gradients, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-        loss, agreements, *scaled = _with_gradients(*inputs, *targets)
+        loss, agreements, *scaled = _soft_with_gradients(*inputs, *targets)
         assert loss.item() == pytest.approx(theirs.loss.item(), rel=1e-12, abs=1e-12)
         assert torch.equal(agreements, theirs.agreements_R)
         for a, b in zip(torch.autograd.grad(loss, inputs), scaled, strict=True):
@@ -58,12 +63,12 @@ def test_it_equals_the_plain_form_in_any_slices(rows: int, chunk: int, temperatu
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_it_sums_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(slices.CHUNK_ELEMENTS, "cpu", 3 * PADDED)
-    monkeypatch.setattr(slices, "GROUP_ELEMENTS", 8 * PADDED)
+    monkeypatch.setitem(vocabulary_losses.CHUNK_ELEMENTS, "cpu", 3 * PADDED)
+    monkeypatch.setattr(vocabulary_losses, "GROUP_ELEMENTS", 8 * PADDED)
     inputs, targets = drawn(40, dtype=dtype)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     wide = targets._replace(**{n: getattr(targets, n).double() for n in ("hidden_RK", "weight_VK", "bias_V")})
-    ours, theirs = soft_targets(*inputs, targets), reference(*exact, wide)
+    ours, theirs = soft_targets(*inputs, targets), reference_soft_targets(*exact, wide)
     assert ours.loss.dtype == torch.float32
     assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-5 if dtype == torch.float32 else 1e-2)
     for a, b in zip(

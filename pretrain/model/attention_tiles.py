@@ -20,10 +20,88 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from data_pipeline.io.npy import offsets_of
-from pretrain.model.copies import to_device
-from pretrain.model.visibility import Places, Visibility, visible
+
+# Copy arrays that are made for one micro-batch to its device.
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return the array as a tensor on `device`; on a CPU it shares the array's memory.
+
+    To a GPU by way of page-locked memory, which torch keeps until the copy is done: a copy of any other memory makes
+    the host wait until the device has finished all that it was given before."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+# Describe which tokens attend to which within an example.
+#
+# Every backend of attention takes this one description: the whole example (BERT), the past (left-to-right models), a
+# window (local layers of ModernBERT), or an order of its own for each example (the factorization orders of XLNet).
+#
+# Shape legend: T packed tokens, E examples or blocks, S queries and K keys of a tile.
+
+
+class Visibility(NamedTuple):
+    """Which keys a query sees, of those in its own example: the ones that pass every limit set here."""
+
+    causal: bool = False
+    """A query sees no later key."""
+    window: int = 0
+    """A query sees keys at most so many tokens away, before and after; 0: no limit."""
+    query_ranks_T: Tensor | None = None
+    """int64: a query sees keys whose rank is not above its own; given together with `key_ranks_T`. The two streams of
+    Yang et al. 2019 (XLNet, section 2.3) are two pairs of ranks: the content stream has the place of each token in the
+    factorization order for both, the query stream that place less one for its queries."""
+    key_ranks_T: Tensor | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether all see all."""
+        return not self.causal and not self.window and not self.ranked
+
+    @property
+    def ranked(self) -> bool:
+        """Whether ranks limit what is seen: only backends of dense tiles can do that."""
+        return self.query_ranks_T is not None
+
+
+FULL = Visibility()
+"""All tokens of an example attend to all of them."""
+CAUSAL = Visibility(causal=True)
+"""All tokens attend to themselves and what is before them."""
+
+
+class Places(NamedTuple):
+    """Where the rows of a tile are: (E, S) int64 each. Padding has its example's last token's."""
+
+    positions_ES: Tensor
+    """In their examples."""
+    tokens_ES: Tensor
+    """In the packed run."""
+
+
+def visible(visibility: Visibility, queries: Places, keys: Places) -> Tensor:
+    """Compute an (E, 1, S, K) bool mask: whether the query of each row of a tile sees the key of each column. A padded
+    query sees what its example's last token sees."""
+    query_E1S1, key_E11K = queries.positions_ES[:, None, :, None], keys.positions_ES[:, None, None, :]
+    shape = torch.broadcast_shapes(query_E1S1.shape, key_E11K.shape)
+    seen = torch.ones(shape, dtype=torch.bool, device=key_E11K.device)
+    if visibility.causal:
+        seen &= key_E11K <= query_E1S1
+    if visibility.window:
+        seen &= (key_E11K - query_E1S1).abs() <= visibility.window
+    if visibility.query_ranks_T is not None and visibility.key_ranks_T is not None:
+        query_ranks_ES = visibility.query_ranks_T[queries.tokens_ES]
+        key_ranks_EK = visibility.key_ranks_T[keys.tokens_ES]
+        seen &= key_ranks_EK[:, None, None, :] <= query_ranks_ES[:, None, :, None]
+    return seen
+
 
 # Cost of one more tile, in attention scores: about 30 kernel launches against one exponential and
 # four multiply-adds per score. A GPU computes scores a thousand times faster but launches kernels no faster.
@@ -216,3 +294,101 @@ def _cut(ascending: NDArray[np.int64], overhead: float) -> list[tuple[int, int]]
         runs.append((int(ends[cut_before[j]]), int(ends[j])))
         j = int(cut_before[j])
     return runs[::-1]
+
+
+# Attend densely over tiles of examples of near-equal lengths.
+#
+# All moves between the packed and the tiled layout are gathers of whole rows in both directions: the padding's
+# gradient is zero, so no scatter-add is needed. Only the gradients of keys that several blocks of a window have are
+# sums.
+#
+# Shape legend: T packed tokens, N heads, D size of a head, P rows of all tiles (sum of E*N*S), E examples or blocks of
+# a tile, S queries and K keys of each.
+
+
+def tile_attention(
+    q_TND: Tensor,
+    k_TND: Tensor,
+    v_TND: Tensor,
+    plan: TilePlan,
+    dropout: float,
+    visibility: Visibility = FULL,
+) -> Tensor:
+    """Compute softmax(q k' / sqrt(D)) v within each example, (T, N, D), over the visible keys, 0 without any;
+    dropout on the probabilities. Uses torch's kernel per tile, where a GPU has no better backend."""
+    size = q_TND.shape[-1]
+    q_tiles = _ToTiles.apply(q_TND, plan).split(plan.sizes)
+    k_tiles, v_tiles = (_ToKeyTiles.apply(x, plan).split(plan.key_sizes) for x in (k_TND, v_TND))
+    out = []
+    for tile, *qkv in zip(plan.tiles, q_tiles, k_tiles, v_tiles, strict=True):
+        q, k, v = (x.view(tile.examples, plan.heads, -1, size) for x in qkv)
+        bias = None if tile.bias_E11S is None else tile.bias_E11S.to(q.dtype)
+        unseen = tile.hidden(visibility, q.device)
+        if unseen is not None:
+            # -inf would give NaN, in gradients too, for a query that sees no key
+            lowest_E1SS = q.new_zeros(unseen.shape).masked_fill_(unseen, torch.finfo(q.dtype).min)
+            bias = lowest_E1SS if bias is None else lowest_E1SS + bias
+        dense = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        if visibility.ranked and unseen is not None:
+            dense = dense.masked_fill(unseen.all(-1, keepdim=True), 0.0)
+        out.append(dense.reshape(-1, size))
+    return _FromTiles.apply(torch.cat(out) if len(out) > 1 else out[0], plan)
+
+
+class _ToTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TND: Tensor, plan: TilePlan) -> Tensor:
+        ctx.plan, ctx.shape = plan, x_TND.shape
+        return to_tiles(x_TND, plan)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, None]:
+        return from_tiles(grad_PD, ctx.plan), None
+
+
+class _ToKeyTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TND: Tensor, plan: TilePlan) -> Tensor:
+        ctx.plan, ctx.shape = plan, x_TND.shape
+        return to_key_tiles(x_TND, plan)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, None]:
+        return from_key_tiles(grad_PD, ctx.plan), None
+
+
+class _FromTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_PD: Tensor, plan: TilePlan) -> Tensor:
+        ctx.plan = plan
+        return from_tiles(x_PD, plan)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TND: Tensor) -> tuple[Tensor, None]:
+        return to_tiles(grad_TND, ctx.plan).index_fill_(0, ctx.plan.padding, 0.0), None
+
+
+def to_tiles(x_TND: Tensor, plan: TilePlan) -> Tensor:
+    """Gather the rows of all tiles, (P, D); padding repeats its example's last token."""
+    return x_TND.reshape(-1, x_TND.shape[-1]).index_select(0, plan.gather_P)
+
+
+def from_tiles(x_PD: Tensor, plan: TilePlan) -> Tensor:
+    """Gather the rows of tokens, (T, N, D), from those of all tiles."""
+    return x_PD.index_select(0, plan.scatter_TN).view(-1, plan.heads, x_PD.shape[-1])
+
+
+def to_key_tiles(x_TND: Tensor, plan: TilePlan) -> Tensor:
+    """Gather the rows of the keys of all tiles, (rows, D)."""
+    return x_TND.reshape(-1, x_TND.shape[-1]).index_select(0, plan.keys_P)
+
+
+def from_key_tiles(grad_PD: Tensor, plan: TilePlan) -> Tensor:
+    """Sum the gradients of the keys of all tiles by token, (T, N, D); those of hidden and padded keys are 0."""
+    if plan.keys_P is plan.gather_P:
+        return from_tiles(grad_PD, plan)
+    summed = grad_PD.new_zeros(len(plan.scatter_TN), grad_PD.shape[-1]).index_add_(0, plan.keys_P, grad_PD)
+    return summed.view(-1, plan.heads, grad_PD.shape[-1])

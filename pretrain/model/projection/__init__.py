@@ -1,1 +1,0 @@
-"""Compute losses of a vocabulary projection a few rows at a time."""

@@ -1,1 +1,0 @@
-"""Encode with two streams, relative positions and a memory, as XLNet does: plan, attention, encoder."""
