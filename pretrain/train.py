@@ -14,11 +14,10 @@ from rich.console import Console
 
 from pretrain.checkpoint.background_save import Saver
 from pretrain.config.settings import RunConfig, RunSettings
-from pretrain.distributed.determinism import set_arithmetic, set_threads, settle_products
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.watchdog import Watchdog, patience
-from pretrain.distributed.world import World, raise_on_all_ranks
+from pretrain.distributed.world import World, raise_on_all_ranks, set_arithmetic, set_threads, settle_products
 from pretrain.monitoring.run_log import RunLog, is_due
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run, with_sources_of_shards

@@ -26,23 +26,67 @@ from io import StringIO
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import FP8, RunConfig
-from pretrain.distributed import gradient_fixes
-from pretrain.distributed.deepspeed_config import deepspeed_settings, import_deepspeed, refuse_unsupported
-from pretrain.distributed.flat_tensors import build_partition_map
-from pretrain.distributed.gathering import share_rank_0
-from pretrain.distributed.optimizer_ranks import connect
-from pretrain.distributed.partition_map import PartitionMap
-from pretrain.distributed.precision import resolve_precision
+from pretrain.distributed import deepspeed_patches
+from pretrain.distributed.deepspeed_patches import deepspeed_settings, import_deepspeed, refuse_unsupported
+from pretrain.distributed.launch_env import resolve_precision
+from pretrain.distributed.partition_map import PartitionMap, build_partition_map, share_rank_0
 from pretrain.distributed.world import World
-from pretrain.optim.flat_layout import squared_norm
-from pretrain.optim.lamb import Lamb
-from pretrain.optim.lamb_torch import check_kernels
+from pretrain.optim.flat_layout import Collectives, Layout, Segment, squared_norm
+from pretrain.optim.lamb import FlatOptimizer, Lamb, check_kernels
+from pretrain.optim.muon import Muon
 from pretrain.optim.param_groups import build_optimizer, set_rate, trainable_parameters
+
+# Give an optimizer the layouts of its flat tensors and the collectives between ranks that it needs.
+
+
+def connect(optimizer: Optimizer, partition: PartitionMap, world: World) -> None:
+    """Tell an optimizer of ours how its tensors are cut; a no-op for torch's. Collective."""
+    collectives = collectives_of(world)
+    if isinstance(optimizer, FlatOptimizer):
+        optimizer.use_layouts(partition.layout_of, collectives.add if world.size > 1 else None)
+    if isinstance(optimizer, Muon):
+        layouts = layouts_of_ranks(partition, world)
+        optimizer.use_matrices(partition.shapes, lambda tensor: layouts[id(tensor)], collectives)
+
+
+def collectives_of(world: World) -> Collectives:
+    """Return the collectives of the ranks; they run over gloo if the optimizer is offloaded to the CPU."""
+
+    def group(values: Tensor) -> object:
+        return world.messages if values.device.type != world.device.type else None
+
+    def add(values: Tensor) -> None:
+        dist.all_reduce(values, group=group(values))
+
+    def swap(values: Tensor, sent: list[int], due: list[int]) -> Tensor:
+        received = values.new_empty(sum(due))
+        dist.all_to_all_single(received, values, due, sent, group=group(values))
+        return received
+
+    return Collectives(world.rank, world.size, add, swap)
+
+
+def layouts_of_ranks(partition: PartitionMap, world: World) -> dict[int, list[Layout]]:
+    """Return the layouts on all ranks of each flat tensor, by the tensor's id here. Collective."""
+    segments = world.gather([list(map(list, flat.layout.segments)) for flat in partition.flats])
+    return {
+        id(flat.tensor): [
+            Layout(
+                flat.layout.names,
+                tuple(Segment(*one) for one in segments[rank][number]),
+                flat.layout.numel,
+                flat.layout.split,
+            )
+            for rank in range(world.size)
+        ]
+        for number, flat in enumerate(partition.flats)
+    }
 
 
 class Engine:
@@ -64,10 +108,10 @@ class Engine:
         )
         """Named fragments of weights and moments: for saving and loading."""
         connect(optimizer, self.partition, world)
-        gradient_fixes.add_in_one_pass(self._wrapper)
-        gradient_fixes.keep_sums_of_one_rank(deepspeed_engine, world.size)
-        gradient_fixes.measure_whole(self._wrapper, world.device)
-        gradient_fixes.look_once(self._wrapper)
+        deepspeed_patches.add_in_one_pass(self._wrapper)
+        deepspeed_patches.keep_sums_of_one_rank(deepspeed_engine, world.size)
+        deepspeed_patches.measure_whole(self._wrapper, world.device)
+        deepspeed_patches.look_once(self._wrapper)
         self._fp32_gradients: list[nn.Parameter] = []
         if precision == "bf16" and not self._sharded:
             self._keep_gradients_in_fp32()
@@ -183,9 +227,9 @@ class Engine:
         self._engine.step()
 
     def _step_sharded(self) -> None:
-        gradient_fixes.complete(self._wrapper)
+        deepspeed_patches.complete(self._wrapper)
         self._engine.step()
-        gradient_fixes.forget(self._wrapper)
+        deepspeed_patches.forget(self._wrapper)
         self._applied = bool(self._engine.was_step_applied())
         # read at log steps only: here it would wait for the whole update
         self._norm = self._engine.get_global_grad_norm()

@@ -6,10 +6,12 @@ Also defines the types shared by optimizer, kernels, partition map and checkpoin
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from inspect import unwrap
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 ROW = 1024
 """Number of elements summed in the tensor's own precision; the row sums are then added in float64."""
@@ -135,3 +137,22 @@ def squared_norm(values: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(values[: rows * ROW].view(rows, ROW), dim=1)
         total += norms.double().square().sum()
     return total
+
+
+# Keep torch's optimizers from importing torch.compile, which takes more than a second on each rank.
+#
+# torch wraps methods of its optimizers so that code compiled around them leaves them out, and the wrappers import the
+# compiler at their first call, whether anything is compiled or not. A run compiles its model and never its optimizer.
+
+
+class Uncompiled(Optimizer):
+    """An optimizer without those wrappers around what a run calls."""
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
+
+
+class AdamW(Uncompiled, torch.optim.AdamW):
+    """torch's AdamW, bit for bit, whose step computes no gradient of its own (`differentiable`)."""
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))

@@ -20,11 +20,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pretrain.config.settings import OptimSettings
-from pretrain.optim.flat_optimizer import Group
-from pretrain.optim.lamb import Lamb
+from pretrain.optim.flat_layout import AdamW
+from pretrain.optim.lamb import Group, Lamb, StableAdamW
 from pretrain.optim.muon import MUON_MOMENTS, Muon
-from pretrain.optim.stable_adamw import StableAdamW
-from pretrain.optim.uncompiled import AdamW
 
 MIN_SIDE = 8
 """Fewest rows and columns of a matrix of Muon's: one of three labels' rows has nothing to orthogonalise."""

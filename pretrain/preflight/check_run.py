@@ -33,7 +33,7 @@ from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS
 from pretrain.config.phases import Phase, batch_sizes, on_cpus, phases_of
 from pretrain.config.settings import FP8, RunConfig
-from pretrain.distributed.precision import resolve_precision, sees_gpus
+from pretrain.distributed.launch_env import resolve_precision, sees_gpus
 from pretrain.objectives.registry import keeps_memory, load, registered
 from pretrain.objectives.teacher import check_teacher, has_teacher, teacher_identity
 from pretrain.run.time_budget import shares_digest

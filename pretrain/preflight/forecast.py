@@ -13,7 +13,7 @@ from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.shards.index import INDEX, Index, measured_note
 from pretrain.config.phases import Phase, batch_sizes, chosen, is_open, phases_of, with_micro_batches
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.precision import resolve_precision
+from pretrain.distributed.launch_env import resolve_precision
 from pretrain.objectives.registry import load
 from pretrain.optim.schedule import Progress, learning_rate
 from pretrain.preflight.exportable import export_warnings

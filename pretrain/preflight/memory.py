@@ -19,7 +19,7 @@ from torch import nn
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
+from pretrain.distributed.deepspeed_patches import BUCKET_ELEMENTS
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.objectives.registry import load
 from pretrain.optim.flat_layout import MOMENTS

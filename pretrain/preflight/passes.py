@@ -23,7 +23,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import hash_sources, package_folder, user_caches, write_whole
 from data_pipeline.masking.budget import MaskBudget
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.precision import dtype_of
+from pretrain.distributed.launch_env import dtype_of
 from pretrain.model.batch import MicroBatch
 
 MEASURED_EXAMPLES = (8, 16)

@@ -18,8 +18,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
 from pretrain.config.phases import Phase
 from pretrain.config.settings import FP8, RunConfig
-from pretrain.distributed.determinism import unstated_threads
-from pretrain.distributed.world import World, raise_on_all_ranks
+from pretrain.distributed.world import World, raise_on_all_ranks, unstated_threads
 from pretrain.optim.schedule import updates
 from pretrain.preflight.check_run import Plan
 from pretrain.preflight.exportable import export_warnings

@@ -19,7 +19,7 @@ from math import ceil, floor, log2
 from statistics import NormalDist
 from typing import NamedTuple
 
-from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
+from pretrain.distributed.deepspeed_patches import BUCKET_ELEMENTS
 from pretrain.preflight.gpus import LINK_EFFICIENCY, NVLINK, PCIE, Gpu
 
 DEVIATION = 0.01

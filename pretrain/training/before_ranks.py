@@ -9,7 +9,7 @@ from data_pipeline.errors import printable
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.phases import is_open
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.precision import sees_gpus
+from pretrain.distributed.launch_env import sees_gpus
 from pretrain.objectives.registry import keeps_memory
 from pretrain.preflight.check_run import check_run
 from pretrain.preflight.room import surely_has_room

@@ -15,7 +15,7 @@ from torch import nn
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.precision import dtype_of
+from pretrain.distributed.launch_env import dtype_of
 from pretrain.model.attention import choose_backend
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.registry import load

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
-from pretrain.distributed.gathering import whole_weights
+from pretrain.distributed.partition_map import whole_weights
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.initialize import without_padding
 from pretrain.preflight.check_run import Plan

@@ -24,12 +24,12 @@ from pretrain.checkpoint.recovery import recovered
 from pretrain.checkpoint.store import Checkpoint, newest_whole
 from pretrain.config.settings import RunConfig, TrainSettings
 from pretrain.distributed.engine import Engine
-from pretrain.distributed.precision import resolve_precision
+from pretrain.distributed.launch_env import resolve_precision
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.encoder import set_thetas
 from pretrain.objectives.teacher import has_teacher
-from pretrain.optim import lamb_torch
+from pretrain.optim import lamb
 from pretrain.preflight.check_run import Plan, identity_of
 from pretrain.run.folder import refuse_another
 from pretrain.run.late_files import folder_wait
@@ -204,7 +204,7 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
         "train.compile": compile_model.allowed(
             config, world.device, resolve_precision(config, world.device.type)
         ),
-        "train.kernels": lamb_torch.name(world.device, config.train.kernels),
+        "train.kernels": lamb.name(world.device, config.train.kernels),
         "zero.offload": config.zero.offload,
         "device": device,
         "instructions": torch.backends.cpu.get_cpu_capability(),

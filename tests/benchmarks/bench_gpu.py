@@ -33,8 +33,8 @@ import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from pretrain.config.settings import RunConfig  # noqa: E402
-from pretrain.distributed.determinism import set_arithmetic, settle_products  # noqa: E402
-from pretrain.distributed.precision import dtype_of  # noqa: E402
+from pretrain.distributed.launch_env import dtype_of  # noqa: E402
+from pretrain.distributed.world import set_arithmetic, settle_products  # noqa: E402
 from pretrain.model.attention import choose_backend  # noqa: E402
 from pretrain.objectives.registry import load  # noqa: E402
 from pretrain.preflight.flops import peak_flops  # noqa: E402

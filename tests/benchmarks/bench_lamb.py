@@ -34,13 +34,12 @@ from rich.table import Table  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from pretrain.config.encoder import EncoderSettings  # noqa: E402
-from pretrain.config.settings import (  # noqa: E402
-    OptimSettings,
-    RunConfig,
-)
+from pretrain.config.settings import OptimSettings, RunConfig
 from pretrain.optim.flat_layout import Layout, Segment  # noqa: E402
-from pretrain.optim.lamb import Lamb  # noqa: E402
-from pretrain.optim.lamb_torch import choose  # noqa: E402
+from pretrain.optim.lamb import (  # noqa: E402
+    Lamb,
+    choose,
+)
 from pretrain.optim.param_groups import parameter_groups  # noqa: E402
 from pretrain.preflight.memory import meta_model  # noqa: E402
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.settings import FP8, RunConfig
-from pretrain.distributed.precision import dtype_of
+from pretrain.distributed.launch_env import dtype_of
 from pretrain.distributed.world import World
 from pretrain.model.encoder import use_fp8
 from pretrain.optim.param_groups import build_optimizer

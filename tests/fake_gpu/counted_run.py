@@ -19,8 +19,8 @@ from inductor_bytes import Traffic
 
 from launch import cli
 from pretrain import train
-from pretrain.distributed import gradient_fixes
-from pretrain.distributed.determinism import CUBLAS
+from pretrain.distributed import deepspeed_patches
+from pretrain.distributed.world import CUBLAS
 from pretrain.monitoring.run_log import RunLog
 
 
@@ -90,7 +90,7 @@ class Steps:
 if __name__ == "__main__":
     steps = Steps(Path(sys.argv[1]) / f"counts-{os.environ['RANK']}.jsonl")
     train.compute = steps.counted_passes(train.compute)
-    gradient_fixes.measure_whole = steps.counted_norms(gradient_fixes.measure_whole)
+    deepspeed_patches.measure_whole = steps.counted_norms(deepspeed_patches.measure_whole)
     RunLog.step = steps.counted_step(RunLog.step)  # type: ignore[method-assign]
     if "FAKE_GPU_STACKS" in os.environ:
         show_waits()

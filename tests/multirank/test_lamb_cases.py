@@ -40,7 +40,7 @@ from toy_model import (
 
 from pretrain.config.settings import RunConfig
 from pretrain.distributed import engine as engine_module
-from pretrain.distributed.deepspeed_config import deepspeed_settings
+from pretrain.distributed.deepspeed_patches import deepspeed_settings
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
 

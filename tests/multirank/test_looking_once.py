@@ -9,7 +9,7 @@ from ranks import run
 from test_engine import allow_fp16_on_cpu
 from test_zero_lamb import build, config, pieces, train
 
-from pretrain.distributed import gradient_fixes
+from pretrain.distributed import deepspeed_patches
 from pretrain.distributed.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
@@ -37,7 +37,7 @@ def both_ways() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """DeepSpeed's way first: its function that marks norms is replaced for good."""
     allow_fp16_on_cpu()
     world = World.from_environment().start()
-    with patch.object(gradient_fixes, "look_once", lambda _: None):
+    with patch.object(deepspeed_patches, "look_once", lambda _: None):
         often = [steps(world, *cell) for cell in CELLS]
     return list(zip(often, [steps(world, *cell) for cell in CELLS], strict=True))
 

@@ -13,7 +13,7 @@ from ranks import RankFailed, run
 from data_pipeline.errors import UserError
 from pretrain.distributed import launch_env
 from pretrain.distributed import world as world_module
-from pretrain.distributed.deepspeed_config import refuse_unsupported
+from pretrain.distributed.deepspeed_patches import refuse_unsupported
 from pretrain.distributed.world import World
 
 pytestmark = pytest.mark.slow

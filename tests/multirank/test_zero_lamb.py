@@ -26,7 +26,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Layout, whole
-from pretrain.optim.flat_optimizer import FlatOptimizer
+from pretrain.optim.lamb import FlatOptimizer
 
 pytestmark = pytest.mark.multirank
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pretrain.distributed.engine import Engine
-from pretrain.distributed.gathering import whole_weights
+from pretrain.distributed.partition_map import whole_weights
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan
 from pretrain.training.initial_weights.positions import EXTENSIONS, is_position_table

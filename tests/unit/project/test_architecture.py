@@ -16,7 +16,7 @@ PACKAGES = ("data_pipeline", "pretrain", "launch")
 
 PLACES = {
     "webdataset": {"data_pipeline/shards/shard.py"},
-    "deepspeed": {"pretrain/distributed/deepspeed_config.py"},
+    "deepspeed": {"pretrain/distributed/deepspeed_patches.py"},
     "wandb": {"pretrain/monitoring/wandb/connection.py"},
     "tensorboardX": {"pretrain/monitoring/tensorboard.py"},
     "wandb_workspaces": {"pretrain/monitoring/wandb/dashboard.py"},

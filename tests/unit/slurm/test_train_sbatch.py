@@ -11,8 +11,7 @@ import pytest
 
 from launch.cluster.job_size import GPU_RANK_CORES
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.determinism import own_cores, unstated_threads
-from pretrain.distributed.world import World
+from pretrain.distributed.world import World, own_cores, unstated_threads
 from tests.command_line import ROOT, SECRETS, until
 
 STAND_INS = {

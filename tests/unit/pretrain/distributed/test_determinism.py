@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from pretrain.config.settings import RunConfig
-from pretrain.distributed import determinism
-from pretrain.distributed.determinism import (
+from pretrain.distributed import world as determinism
+from pretrain.distributed.world import (
+    World,
     own_cores,
     ranks_sharing_cores,
     set_arithmetic,
     set_threads,
     settle_products,
 )
-from pretrain.distributed.world import World
 
 
 @pytest.mark.parametrize(

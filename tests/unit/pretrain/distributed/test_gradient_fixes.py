@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pretrain.distributed.gradient_fixes import look_once, mark_not_finite, measure_whole
+from pretrain.distributed.deepspeed_patches import look_once, mark_not_finite, measure_whole
 
 SIZES = ((7, 300, 1), (64,))
 

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
-from pretrain.distributed.deepspeed_config import refuse_unsupported
+from pretrain.distributed.deepspeed_patches import refuse_unsupported
 from pretrain.model import encoder
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import GRADIENTS, VALUES, Fp8Linear, in_fp8, multiply, use_fp8

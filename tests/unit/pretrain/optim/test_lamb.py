@@ -11,13 +11,10 @@ from torch import Tensor, nn
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
 from pretrain.config.settings import OptimSettings
-from pretrain.distributed.flat_tensors import _group_flat, _sub_group_flat
-from pretrain.distributed.partition_map import Flat, PartitionMap
-from pretrain.optim.flat_layout import Layout, Segment, squared_norm
-from pretrain.optim.lamb import Lamb
+from pretrain.distributed.partition_map import Flat, PartitionMap, _group_flat, _sub_group_flat
+from pretrain.optim.flat_layout import AdamW, Layout, Segment, squared_norm
+from pretrain.optim.lamb import Lamb, StableAdamW
 from pretrain.optim.param_groups import build_optimizer, parameter_groups, set_rate, trainable_parameters
-from pretrain.optim.stable_adamw import StableAdamW
-from pretrain.optim.uncompiled import AdamW
 
 # Worked example: lr 0.01, eps 1e-6, decay 0.01 on W and z, none on b; gradients clipped to norm 1 before.
 START = {"W": [[1.0, -2.0], [3.0, 0.5]], "b": [0.1, -0.2], "z": [0.0, 0.0]}

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.optim import lamb_torch as kernels
+from pretrain.optim import lamb as kernels
 from pretrain.optim.flat_layout import Coefficients, Layout, Segment, Sums
-from pretrain.optim.flat_optimizer import FlatOptimizer
-from pretrain.optim.lamb import Lamb
-from pretrain.optim.stable_adamw import StableAdamW
+from pretrain.optim.lamb import FlatOptimizer, Lamb, StableAdamW
 
 Check = Callable[..., Any]
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

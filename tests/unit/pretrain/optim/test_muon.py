@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
 from pretrain.config.settings import OptimSettings
-from pretrain.distributed.flat_tensors import _group_flat
+from pretrain.distributed.partition_map import _group_flat
 from pretrain.optim.flat_layout import Collectives, Layout, whole
-from pretrain.optim.matrix_exchange import matrices_of
-from pretrain.optim.muon import Muon, orthogonalize
+from pretrain.optim.muon import Muon, matrices_of, orthogonalize
 from pretrain.optim.param_groups import build_optimizer, parameter_groups, set_rate
 from pretrain.preflight.memory import states
 

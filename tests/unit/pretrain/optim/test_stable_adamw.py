@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.optim.stable_adamw import StableAdamW
+from pretrain.optim.lamb import StableAdamW
 
 LR, BETAS, EPS, DECAY, STEPS = 0.01, (0.9, 0.98), 1e-6, 0.1, 12
 Gradients = Callable[[int, str], np.ndarray]

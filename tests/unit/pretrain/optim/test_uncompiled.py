@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from pretrain.optim.uncompiled import AdamW
+from pretrain.optim.flat_layout import AdamW
 
 
 def test_adamw_is_torchs_bit_for_bit() -> None:

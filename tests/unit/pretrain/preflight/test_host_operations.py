@@ -7,7 +7,7 @@ import pytest
 from launch.settings.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.precision import resolve_precision
+from pretrain.distributed.launch_env import resolve_precision
 from pretrain.preflight.forecast import forecast, launches_of_pass
 from pretrain.preflight.gpus import GPUS
 from pretrain.preflight.memory import meta_model

@@ -14,7 +14,7 @@ import pytest
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
 from pretrain.checkpoint.marker import Marker, marked
-from pretrain.distributed import precision
+from pretrain.distributed import launch_env
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import check_run, run_identity
 from pretrain.run.folder import FORMAT, refuse_another, write_summary
@@ -196,10 +196,10 @@ def test_more_ranks_than_gpus_are_refused(
 
 def test_gpus_are_looked_for_where_a_driver_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert precision.sees_gpus([str(tmp_path)])
+    assert launch_env.sees_gpus([str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(sys, "platform", "linux")
-    assert not precision.sees_gpus([str(tmp_path / "nvidiactl")])
+    assert not launch_env.sees_gpus([str(tmp_path / "nvidiactl")])
 
 
 WITHOUT_TORCH = """

@@ -12,7 +12,7 @@ from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.distributed import gradient_fixes
+from pretrain.distributed import deepspeed_patches
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
@@ -138,7 +138,7 @@ def test_a_sharded_step_leaves_the_norm_on_the_device(monkeypatch: pytest.Monkey
             raise InterruptedError("the device was waited for")
 
     for call in ("complete", "forget"):
-        monkeypatch.setattr(gradient_fixes, call, lambda _: None)
+        monkeypatch.setattr(deepspeed_patches, call, lambda _: None)
     engine = Engine.__new__(Engine)
     engine._wrapper = None
     engine._engine = SimpleNamespace(
