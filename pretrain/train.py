@@ -23,9 +23,8 @@ from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run, with_sources_of_shards
 from pretrain.preflight.startup import summary
 from pretrain.report.html.page import render
-from pretrain.run.attempts import HANG, log_event
-from pretrain.run.heartbeat import SAVING
-from pretrain.run.metrics_file import PROBE
+from pretrain.run.folder import HANG, SAVING, log_event
+from pretrain.run.metrics_log import PROBE
 from pretrain.run.time_budget import TimeBudget
 from pretrain.training import compile_model
 from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_counts

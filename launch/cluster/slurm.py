@@ -21,7 +21,7 @@ from data_pipeline.io.files import own_folder, write_whole
 from launch.cluster.chain import Chain
 from launch.cluster.pipeline import STAGES, Job
 from pretrain.report.health import SUBMITTED
-from pretrain.run.tolerant_json import table
+from pretrain.run.files import table
 
 SCRIPTS = Path(__file__).parents[1] / "sbatch"
 """A link to the folder slurm/ of the sources; in an installed package, its scripts."""

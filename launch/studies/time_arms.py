@@ -16,7 +16,7 @@ from launch.studies.step_times import StepTime, read_step_times, step_time_key, 
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell
 from pretrain.run.machine import machine_name
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.metrics_log import read_metrics
 
 ROUNDS, STEPS, EVERY = 3, 200, 20
 """Short runs of an arm; steps of each; and steps of an interval, whose median is one measurement."""

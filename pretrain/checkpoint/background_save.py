@@ -26,8 +26,8 @@ from pretrain.checkpoint.store import FOLDER, LATEST, name_latest, save_checkpoi
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
-from pretrain.run.attempts import NOT_MIRRORED, NOT_SAVED
-from pretrain.run.late_files import folder_wait
+from pretrain.run.files import folder_wait
+from pretrain.run.folder import NOT_MIRRORED, NOT_SAVED
 
 FAILED_RUN_WAIT_SECONDS = 60.0
 """Seconds that a failing run waits for a save in progress: the ranks that the save waits for may be gone."""

@@ -18,7 +18,7 @@ from pretrain.checkpoint.store import (
     latest_folder,
     parsed_checkpoint,
 )
-from pretrain.run.late_files import wait_until_shown
+from pretrain.run.files import wait_until_shown
 
 
 def wait_for_newest(run: Path, seconds: float, say: Callable[[str], None]) -> None:

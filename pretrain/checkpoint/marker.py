@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
+from pretrain.run.files import is_count
 from pretrain.run.folder import OTHER_VERSION
-from pretrain.run.tolerant_json import is_count
 
 FORMAT = 3
 """Version of the marker and its state: incremented when a key is renamed."""

@@ -43,7 +43,7 @@ from pretrain.checkpoint.store import (
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.run.folder import CONFIG, RUN, parsed_config, parsed_run, read_run, refuse_another
-from pretrain.run.metrics_file import METRICS, read_metrics
+from pretrain.run.metrics_log import METRICS, read_metrics
 
 
 class Mirror:

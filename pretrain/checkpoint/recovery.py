@@ -11,7 +11,7 @@ from pretrain.checkpoint.mirror import Mirror
 from pretrain.checkpoint.store import DAMAGED, Checkpoint, all_damaged, newest_checkpoint, newest_whole
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.run.late_files import folder_wait
+from pretrain.run.files import folder_wait
 
 
 def recovered(

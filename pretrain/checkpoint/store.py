@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import file_sha256, own_folder, sync, write_whole, writing
 from pretrain.checkpoint.marker import Damaged, Marker, marked, parsed_marker
-from pretrain.run.late_files import wait_until_shown
+from pretrain.run.files import wait_until_shown
 
 if TYPE_CHECKING:  # torch, which they import, takes seconds: whoever lists checkpoints does without
     import torch

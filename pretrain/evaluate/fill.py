@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_pipeline.errors import UserError
+from pretrain.run.files import number, objects, table
 from pretrain.run.folder import CONFIG, EXPORT, SAMPLES, model_folders
-from pretrain.run.tolerant_json import number, objects, table
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from data_pipeline.records import Examples
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
-from pretrain.run.atomic_write import replace as replace_file
+from pretrain.run.files import replace_file
 from pretrain.run.folder import SAMPLES
 
 MAX_SAMPLES, GUESSES = 8, 3

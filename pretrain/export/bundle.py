@@ -13,8 +13,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import canonical_json
 from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
 from pretrain.export.families.registry import FAMILIES
+from pretrain.run.files import is_count
 from pretrain.run.folder import EXPORT, RUN, model_folders
-from pretrain.run.tolerant_json import is_count
 
 PLACEHOLDER = "THIS_MODEL"
 """Placeholder in a card's snippets for the folder, or for the model's name on the hub, which a push inserts."""

@@ -14,19 +14,25 @@ from data_pipeline.shards.index import Index
 from data_pipeline.sources.snapshot import name_only, source_names
 from pretrain.checkpoint.store import Checkpoint
 from pretrain.config.settings import RunConfig, ScheduleSettings, TrainSettings
-from pretrain.evaluate.baselines import with_majority
-from pretrain.evaluate.scores import Score, leading, pair_kinds, secondary
-from pretrain.evaluate.verdict import findings
 from pretrain.export.card import Card
 from pretrain.export.card_recipe import reproduce
 from pretrain.export.energy import FORMULA, estimate, watts
 from pretrain.export.lineage import parent_of
-from pretrain.objectives.metrics import HELD_OUT, headline_of, leading_kind
-from pretrain.run.attempts import Attempt, read_attempts
-from pretrain.run.folder import read_run, read_summary
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.files import is_number
+from pretrain.run.folder import Attempt, read_attempts, read_run, read_summary
+from pretrain.run.metrics import (
+    HELD_OUT,
+    Score,
+    findings,
+    headline_of,
+    leading,
+    leading_kind,
+    pair_kinds,
+    secondary,
+    with_majority,
+)
+from pretrain.run.metrics_log import read_metrics
 from pretrain.run.task_scores import read_task_scores
-from pretrain.run.tolerant_json import is_number
 
 MOST_NAMED = 20
 """Sources that a card names; the others are counted."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pretrain.preflight.gpus import data_sheet
-from pretrain.run.attempts import Attempt
+from pretrain.run.folder import Attempt
 
 LOAD = (0.5, 1.0)
 """Share of the maximum power that a device draws in training."""

@@ -12,12 +12,10 @@ from typing import Any
 from rich.console import Console
 
 from pretrain.config.phases import Phase
-from pretrain.evaluate.scores import leading, sum_of
-from pretrain.evaluate.verdict import Losses, findings
-from pretrain.objectives.metrics import HEADLINE, HELD_OUT, leading_kind
-from pretrain.run.metrics_file import PROBE, probe_words
+from pretrain.run.files import number
+from pretrain.run.metrics import HEADLINE, HELD_OUT, Losses, findings, leading, leading_kind, sum_of
+from pretrain.run.metrics_log import PROBE, probe_words
 from pretrain.run.time_budget import SHARE
-from pretrain.run.tolerant_json import number
 
 
 class Lines:

@@ -21,15 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pretrain.config.phases import Phase
-from pretrain.evaluate.scores import leading, sum_of
-from pretrain.evaluate.verdict import findings
 from pretrain.monitoring.console import Lines, held_out_rows, held_out_words, in_short, led_by
 from pretrain.monitoring.sparkline import ASCII_BLOCKS, BLOCKS, sparkline
-from pretrain.objectives.metrics import HEADLINE, leading_kind
 from pretrain.run.human import duration
-from pretrain.run.metrics_file import PROBE, probe_words
-from pretrain.run.time_budget import SHARE
-from pretrain.run.time_left import seconds_left
+from pretrain.run.metrics import HEADLINE, findings, leading, leading_kind, sum_of
+from pretrain.run.metrics_log import PROBE, probe_words
+from pretrain.run.time_budget import SHARE, seconds_left
 
 clock = time.monotonic
 REPAINTS_PER_SECOND = 2

@@ -23,22 +23,25 @@ from pretrain.monitoring.wandb.alerts import cause_of, disk_nearly_full
 from pretrain.preflight.check_run import Plan
 from pretrain.preflight.flops import peak_flops
 from pretrain.preflight.room import BYTES_PER_WEIGHT, DISK_MARGIN
-from pretrain.run.attempts import (
+from pretrain.run.files import text_of
+from pretrain.run.folder import (
+    EVALUATING,
     EVENTS,
     HANG,
     NOT_SAVED,
     SPENT,
+    STARTING,
+    TRAINING,
     AttemptLog,
+    Heartbeat,
     events_since,
     log_event,
     read_attempts,
+    read_summary,
+    write_summary,
 )
-from pretrain.run.folder import read_summary, write_summary
-from pretrain.run.heartbeat import EVALUATING, STARTING, TRAINING, Heartbeat
-from pretrain.run.metrics_file import EVAL, TRUST, TRUST_PREFIX, in_json, read_metrics
-from pretrain.run.time_budget import SHARE, SHARES, ShareLog
-from pretrain.run.time_left import phases_in
-from pretrain.run.tolerant_json import text_of
+from pretrain.run.metrics_log import EVAL, TRUST, TRUST_PREFIX, in_json, read_metrics
+from pretrain.run.time_budget import SHARE, SHARES, ShareLog, phases_in
 from pretrain.training.batch_counts import BatchCounts
 from pretrain.training.progress import Position, is_over
 from pretrain.training.validation import Figures

@@ -10,9 +10,9 @@ from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan
 from pretrain.preflight.flops import peak_source
+from pretrain.run.files import objects
 from pretrain.run.machine import machine
-from pretrain.run.metrics_file import TRUST
-from pretrain.run.tolerant_json import objects
+from pretrain.run.metrics_log import TRUST
 from pretrain.training.initial_weights.unpadded import real_shapes
 from pretrain.training.progress import Position
 

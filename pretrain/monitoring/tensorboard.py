@@ -18,8 +18,7 @@ from typing import Any
 from data_pipeline.errors import first_line
 from pretrain.monitoring.wandb.connection import warn
 from pretrain.monitoring.wandb.points import Bars, point_of
-from pretrain.run.metrics_file import JsonLines, read_metrics
-from pretrain.run.uploaded import note_written, written
+from pretrain.run.metrics_log import JsonLines, note_written, read_metrics, written
 
 FOLDER = "tensorboard"
 """Folder in the run folder."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pretrain.config.settings import MonitorSettings
-from pretrain.run.metrics_file import JsonLines
+from pretrain.run.metrics_log import JsonLines
 
 
 class Tracker(Protocol):

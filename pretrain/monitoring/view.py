@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from pretrain.monitoring.console import Lines
-from pretrain.objectives.metrics import HEADLINE
+from pretrain.run.metrics import HEADLINE
 
 
 def open_view(

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.distributed.watchdog import stage_in
-from pretrain.run.folder import RUN, SUMMARY
-from pretrain.run.heartbeat import HEARTBEAT, TRAINING, age_here, is_dead
-from pretrain.run.metrics_file import METRICS
-from pretrain.run.tolerant_json import is_count, text_of
+from pretrain.run.files import is_count, text_of
+from pretrain.run.folder import HEARTBEAT, RUN, SUMMARY, TRAINING, age_here, is_dead
+from pretrain.run.metrics_log import METRICS
 
 if TYPE_CHECKING:
     from pretrain.report.status import Status

@@ -15,15 +15,12 @@ from data_pipeline.errors import UserError, shown_json
 from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
 from pretrain.checkpoint.store import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.distributed.world import World
-from pretrain.evaluate.baselines import with_majority
-from pretrain.evaluate.scores import Score, leading, secondary
-from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.families.folder import read_config
 from pretrain.export.families.headers import stored_headers
-from pretrain.objectives.metrics import headline_of
+from pretrain.run.files import is_number
 from pretrain.run.folder import CONFIG, RUN, model_folders, not_sealed, read_run, read_settings, read_summary
-from pretrain.run.metrics_file import read_metrics
-from pretrain.run.tolerant_json import is_number
+from pretrain.run.metrics import Losses, Score, findings, headline_of, leading, secondary, with_majority
+from pretrain.run.metrics_log import read_metrics
 
 
 def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> None:

@@ -12,18 +12,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pretrain.evaluate.learning import learning_of
-from pretrain.objectives.metrics import HEADLINE, headline_of
 from pretrain.report.health import NOT_STARTED, RUNNING, STARTING, SUBMITTED, TAIL, judge
-from pretrain.run.attempts import read_events, why_not_saved
-from pretrain.run.folder import CONFIG, RUN, SUMMARY, read_settings, refuse_other_format, shown_table
-from pretrain.run.folder_clock import time_in
-from pretrain.run.heartbeat import read_heartbeat
-from pretrain.run.metrics_file import METRICS, PROBE, probe_words
-from pretrain.run.time_budget import SHARE
-from pretrain.run.time_left import phase_at, phases_in, seconds_left
-from pretrain.run.tolerant_json import number, objects, read, table, tables, text_of
-from pretrain.run.uploaded import Uploaded
+from pretrain.run.files import number, objects, read, table, tables, text_of, time_in
+from pretrain.run.folder import (
+    CONFIG,
+    RUN,
+    SUMMARY,
+    read_events,
+    read_heartbeat,
+    read_settings,
+    refuse_other_format,
+    shown_table,
+    why_not_saved,
+)
+from pretrain.run.metrics import HEADLINE, headline_of, learning_of
+from pretrain.run.metrics_log import METRICS, PROBE, Uploaded, probe_words
+from pretrain.run.time_budget import SHARE, phase_at, phases_in, seconds_left
 
 RECENT = 50
 """Log lines from which speed and the remaining time are estimated."""

@@ -7,8 +7,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from data_pipeline.io.model_folder import NOTE
-from pretrain.evaluate.scores import leading, sum_of
-from pretrain.objectives.metrics import HELD_OUT, leading_kind
 from pretrain.report.health import (
     CRASHED,
     FINISHED,
@@ -20,9 +18,10 @@ from pretrain.report.health import (
     STOPPED,
 )
 from pretrain.report.status import Status
+from pretrain.run.files import table
 from pretrain.run.folder import EXPORT, model_folders
 from pretrain.run.human import duration
-from pretrain.run.tolerant_json import table
+from pretrain.run.metrics import HELD_OUT, leading, leading_kind, sum_of
 
 
 def in_words(status: Status, again: str) -> str:

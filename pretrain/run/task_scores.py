@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pretrain.run.tolerant_json import number, table
+from pretrain.run.files import number, table
 
 EVALUATION, RESULT = "evaluation", "result.json"
 OF_A_PAIR = ("use_", "harm_", "cut_")

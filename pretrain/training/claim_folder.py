@@ -17,10 +17,12 @@ from data_pipeline.io.files import open_to_write, refuse_links, sealed_json, wri
 from pretrain.checkpoint.store import FOLDER, checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.check_run import Plan, run_identity
-from pretrain.run.attempts import ATTEMPTS
+from pretrain.run.files import folder_wait, wait_until_shown
 from pretrain.run.folder import (
+    ATTEMPTS,
     CONFIG,
     FORMAT,
+    HEARTBEAT,
     RUN,
     SEALS_CONFIG,
     SUMMARY,
@@ -30,10 +32,7 @@ from pretrain.run.folder import (
     refuse_another,
     sealed_config,
 )
-from pretrain.run.heartbeat import HEARTBEAT
-from pretrain.run.late_files import folder_wait, wait_until_shown
-from pretrain.run.metrics_file import LOST, METRICS, read_metrics
-from pretrain.run.uploaded import UPLOADED
+from pretrain.run.metrics_log import LOST, METRICS, UPLOADED, read_metrics
 
 if TYPE_CHECKING:
     from pretrain.distributed.world import World

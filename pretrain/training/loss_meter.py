@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pretrain.distributed.world import World
 from pretrain.objectives.losses import Terms
-from pretrain.objectives.metrics import metric
+from pretrain.run.metrics import metric
 
 LARGEST_EXPONENT = 700.0
 """Largest exponent whose exp is finite in float64."""

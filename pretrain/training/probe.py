@@ -14,7 +14,7 @@ from pretrain.distributed.partition_map import whole_weights
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.initialize import without_padding
 from pretrain.preflight.check_run import Plan
-from pretrain.run.metrics_file import PROBE_PREFIX
+from pretrain.run.metrics_log import PROBE_PREFIX
 from pretrain.training.validation import Figures
 
 

@@ -10,8 +10,8 @@ from pretrain.config.phases import Phase
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.optim.schedule import Progress
 from pretrain.preflight.check_run import Plan
+from pretrain.run.files import is_count, is_number
 from pretrain.run.time_budget import TimeBudget, shares_of
-from pretrain.run.tolerant_json import is_count, is_number
 from pretrain.training.batch_counts import BatchCounts
 
 

@@ -31,9 +31,9 @@ from pretrain.model.encoder import set_thetas
 from pretrain.objectives.teacher import has_teacher
 from pretrain.optim import lamb
 from pretrain.preflight.check_run import Plan, identity_of
+from pretrain.run.files import folder_wait
 from pretrain.run.folder import refuse_another
-from pretrain.run.late_files import folder_wait
-from pretrain.run.metrics_file import cut_metrics
+from pretrain.run.metrics_log import cut_metrics
 from pretrain.training import compile_model
 from pretrain.training.initial_weights.longer_examples import extend_trained_positions
 from pretrain.training.initial_weights.start import start_from

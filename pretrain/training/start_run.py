@@ -13,7 +13,7 @@ from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.preflight.check_run import Plan, run_identity
-from pretrain.run.late_files import folder_wait
+from pretrain.run.files import folder_wait
 from pretrain.training.claim_folder import check_folder, lock, open_run, seen_by_all
 from pretrain.training.initial_weights.check_source import check_starting_weights
 

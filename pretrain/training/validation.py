@@ -10,10 +10,9 @@ from data_pipeline.shards.show import words_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, raise_on_all_ranks
-from pretrain.evaluate.baselines import answers_in_short, pair_majority, unigram
 from pretrain.model.batch import MicroBatch
-from pretrain.objectives.metrics import leading_kind
 from pretrain.preflight.check_run import Plan
+from pretrain.run.metrics import answers_in_short, leading_kind, pair_majority, unigram
 from pretrain.training.compile_model import eager
 from pretrain.training.loss_meter import LossMeter
 from pretrain.training.stream_memory import StreamMemory

@@ -48,7 +48,7 @@ from pretrain.optim.flat_layout import Fragment
 from pretrain.preflight.ranges import value_of
 from pretrain.report.inspection import describe, run_headlines
 from pretrain.run.folder import read_config, read_run, read_summary
-from pretrain.run.metrics_file import cut_metrics, read_metrics
+from pretrain.run.metrics_log import cut_metrics, read_metrics
 from pretrain.training.progress import Position, position_of
 from tests.factories.configs import ALONE, valid_config
 from tests.factories.model_folders import READERS, guesses, model_folder

@@ -191,7 +191,7 @@ def attempts(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]
     it is rolled back; and with shards that only the second finds damaged."""
     from launch.settings.recipe import load_config
     from pretrain import train
-    from pretrain.run import metrics_file
+    from pretrain.run import metrics_log
     from pretrain.training import resume
     from pretrain.training.loss_guard import Guard
 
@@ -219,7 +219,7 @@ def attempts(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]
             elif name == "rolls-back":
                 patch.setattr(Guard, "accepts", lambda _guard: False)
                 if first:
-                    patch.setattr(metrics_file, "cut_metrics", full)
+                    patch.setattr(metrics_log, "cut_metrics", full)
             ends[name] = attempt(port, given)
     return ends
 

@@ -15,8 +15,7 @@ from launch.settings.recipe import load_config
 from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.card_recipe import recipe_yaml
 from pretrain.export.energy import LOAD, PUE, estimate, watts
-from pretrain.run.attempts import Attempt, read_attempts
-from pretrain.run.folder import sealed_lines
+from pretrain.run.folder import Attempt, read_attempts, sealed_lines
 from tests.command_line import Maskmill, as_only_rank, setting
 from tests.factories.tasks import FILES, write
 

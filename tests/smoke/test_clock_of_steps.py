@@ -13,7 +13,7 @@ import pytest
 from pretrain import train
 from pretrain.checkpoint.background_save import Saver
 from pretrain.run import time_budget
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.metrics_log import read_metrics
 from pretrain.training import compile_model
 from pretrain.training.loss_guard import Guard
 from pretrain.training.validation import HeldOut

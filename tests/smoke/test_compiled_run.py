@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.metrics_log import read_metrics
 from tests.command_line import Maskmill
 from tests.run_ends import assert_bit_equal
 

@@ -10,7 +10,7 @@ from data_pipeline.records import Examples, concatenate
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.shard import BlockReader
 from data_pipeline.vocabulary.files import load_vocabulary
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.metrics_log import read_metrics
 from tests.command_line import Maskmill, described, setting
 from tests.factories.shards import write_folder
 

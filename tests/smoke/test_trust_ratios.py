@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.monitoring.wandb.points import point_of
 from pretrain.report.html.record import read_run
-from pretrain.run import metrics_file
+from pretrain.run import metrics_log
 from tests.command_line import Maskmill
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def test_the_report_and_the_summary_leave_them_out(finished: Path) -> None:
 
 
 def test_wandb_draws_them_as_heat_maps(finished: Path) -> None:
-    points = [point_of(line) for line in metrics_file.read_metrics(finished) if line["kind"] == "trust"]
+    points = [point_of(line) for line in metrics_log.read_metrics(finished) if line["kind"] == "trust"]
     assert [point["step"] for point in points] == [2, 4]
     ratios = {key: value for key, value in points[0].items() if key.startswith("trust_ratio/")}
     assert sum(points[0]["trust_ratios"].heights) == len(ratios) > 10

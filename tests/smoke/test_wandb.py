@@ -19,8 +19,8 @@ from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.monitoring import tracker as monitor
 from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
 from pretrain.monitoring.wandb.points import point_of
-from pretrain.run import metrics_file
-from pretrain.run.metrics_file import PROBE_PREFIX
+from pretrain.run import metrics_log
+from pretrain.run.metrics_log import PROBE_PREFIX
 from tests.command_line import ROOT, Maskmill, environ
 from tests.factories.tasks import FILES, write
 from tests.wandb_server import ENTITY, Standin, serving
@@ -84,7 +84,7 @@ def test_one_training_is_one_run_over_its_attempts(tracked: tuple[Standin, Path,
     known = json.loads((run / "run.json").read_text())
     of_train = {name: one for name, one in state.runs.items() if one.settings["jobType"] == "train"}
     assert list(of_train) == [known["id"]]
-    lines = metrics_file.read_metrics(run)
+    lines = metrics_log.read_metrics(run)
     assert [p["step"] for p in state.points(known["id"])] == [line["step"] for line in lines]
     assert len(lines) == 4 + 2 + 3 + 3, "steps, trust ratios, evaluations, probes"
     assert of_train[known["id"]].exit_code == 0
@@ -139,7 +139,7 @@ def test_the_dashboard_names_what_a_run_logs(tracked: tuple[Standin, Path, str])
     logged = {
         key for point in state.points(json.loads((run / "run.json").read_text())["id"]) for key in point
     }
-    assert logged == {key for line in metrics_file.read_metrics(run) for key in point_of(line)}
+    assert logged == {key for line in metrics_log.read_metrics(run) for key in point_of(line)}
     of_many_ranks = {"slowest_rank", "slowest_rank_ratio"}
     assert keys_of(sections("bert")) - of_many_ranks <= logged
     patterns = {panel.pattern for section in sections("bert") for panel in section.panels if panel.pattern}
@@ -221,7 +221,7 @@ def test_a_machine_without_a_network(elsewhere: Path, tmp_path: Path) -> None:
         check=True,
     )
     assert "continuing offline" in done.stdout
-    assert len(metrics_file.read_metrics(run)) == 3
+    assert len(metrics_log.read_metrics(run)) == 3
     assert len(list((run / "wandb").glob("offline-run-*/run-abc.wandb"))) == 1
 
 

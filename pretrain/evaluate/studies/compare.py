@@ -19,7 +19,7 @@ from pretrain.evaluate.studies.measured import (
     word_losses,
 )
 from pretrain.evaluate.studies.statistics import Comparison, compare, spread
-from pretrain.objectives.metrics import said
+from pretrain.run.metrics import said
 from pretrain.run.task_scores import OF_A_PAIR
 
 NO_CONTEXT = "has learnt no context"

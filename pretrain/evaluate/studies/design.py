@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
 from pretrain.config.phases import leaves
-from pretrain.run.tolerant_json import objects
+from pretrain.run.files import objects
 
 Settings = dict[str, Any]
 """Dotted names of settings -> values."""

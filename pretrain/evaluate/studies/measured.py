@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
-from pretrain.objectives.metrics import HELD_OUT, KINDS
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.files import table
+from pretrain.run.metrics import HELD_OUT, KINDS
+from pretrain.run.metrics_log import read_metrics
 from pretrain.run.task_scores import OF_A_PAIR
-from pretrain.run.tolerant_json import table
 
 CONTEXT_MARGIN = 0.5
 """Nats below the unigram's loss at which context has begun to be learnt, for `tokens_to_context`."""

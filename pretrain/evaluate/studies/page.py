@@ -27,8 +27,8 @@ from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.equality import by_arms
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values
 from pretrain.evaluate.studies.picture import figure_to_draw, picture_of
+from pretrain.run.files import table as read_table
 from pretrain.run.human import duration, markdown
-from pretrain.run.tolerant_json import table as read_table
 
 RESULT, TABLE, PICTURE, EPOCHS, PAGE = "result.json", "table.md", "picture.svg", "epochs.svg", "README.md"
 CONTRAST_HEAD = ["contrast", "seeds", "difference (95 %)", "reading"]

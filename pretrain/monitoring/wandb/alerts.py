@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pretrain.run.atomic_write import replace
-from pretrain.run.tolerant_json import number, table
+from pretrain.run.files import replace_file
+from pretrain.run.files import number, table
 
 SENT = "wandb_alerts.json"
 SERIOUS = ("failed", "disk", "hang", "not saved")
@@ -89,7 +89,7 @@ class Alerts:
             return None
         self._sent[cause] = now
         with suppress(OSError):  # the full disk may be the cause
-            replace(self._path, json.dumps(self._sent))
+            replace_file(self._path, json.dumps(self._sent))
         return Alert(f"{self._name}: {cause}", f"{text}\n{ADVICE[cause]}", cause in SERIOUS)
 
 

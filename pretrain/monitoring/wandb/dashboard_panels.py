@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pretrain.monitoring.wandb.points import BY_RANK, TRUST_BY_LAYER, TRUST_SPREAD
-from pretrain.objectives.metrics import HELD_OUT, Kind, leading_kind, leads_alone, metric, said, title_of
+from pretrain.run.metrics import HELD_OUT, Kind, leading_kind, leads_alone, metric, said, title_of
 from pretrain.objectives.registry import OBJECTIVES, with_defaults
-from pretrain.run.metrics_file import PROBE_PREFIX
+from pretrain.run.metrics_log import PROBE_PREFIX
 
 LAMB = "lamb"
 """The optimizer that has trust ratios."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pretrain.run.metrics_file import TRUST, TRUST_PREFIX, layer_of
+from pretrain.run.metrics_log import TRUST, TRUST_PREFIX, layer_of
 
 TRUST_SPREAD, TRUST_BY_LAYER = "trust_ratios", "trust_ratio_by_layer"
 BY_RANK = {"step_ms_by_rank": "step_ms/rank_", "forward_ms_by_rank": "forward_ms/rank_"}

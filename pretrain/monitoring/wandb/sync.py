@@ -14,8 +14,8 @@ from pretrain.monitoring.wandb.connection import has_key, is_refused_key, start,
 from pretrain.monitoring.wandb.points import point_of
 from pretrain.monitoring.wandb.tracker import stage_of
 from pretrain.run.folder import RUN, read_run
-from pretrain.run.metrics_file import read_metrics
-from pretrain.run.uploaded import Uploaded, reconciled
+from pretrain.run.metrics_log import read_metrics
+from pretrain.run.metrics_log import Uploaded, reconciled
 
 
 def sync_run(folder: Path) -> int:

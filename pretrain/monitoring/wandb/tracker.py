@@ -17,8 +17,8 @@ from pretrain.monitoring.wandb.connection import Connection, begin, tell, warn, 
 from pretrain.monitoring.wandb.points import point_of
 from pretrain.monitoring.wandb.run_identity import Stage, train_stage
 from pretrain.run.folder import read_run
-from pretrain.run.metrics_file import JsonLines, read_metrics
-from pretrain.run.uploaded import Uploaded, reconciled
+from pretrain.run.metrics_log import JsonLines, read_metrics
+from pretrain.run.metrics_log import Uploaded, reconciled
 
 EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
 """The exit code passed to W&B for each end of an attempt."""

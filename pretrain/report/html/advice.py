@@ -6,11 +6,10 @@ from html import escape
 import numpy as np
 
 from data_pipeline.errors import redact
-from pretrain.evaluate.verdict import PLATEAU, RISEN
-from pretrain.objectives.metrics import HELD_OUT, kinds_in, said
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import Points, RunRecord
-from pretrain.run.attempts import HANG
+from pretrain.run.folder import HANG
+from pretrain.run.metrics import HELD_OUT, PLATEAU, RISEN, kinds_in, said
 
 MANY = 0.05
 """Share of batches from which skipped ones are serious."""

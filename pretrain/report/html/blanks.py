@@ -5,7 +5,7 @@ from typing import Any
 
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import RunRecord
-from pretrain.run.tolerant_json import number, objects
+from pretrain.run.files import number, objects
 
 MAX_ROWS = 16
 

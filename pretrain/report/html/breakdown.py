@@ -7,8 +7,8 @@ import numpy as np
 
 from pretrain.report.html.charts.scales import middle, text
 from pretrain.report.html.record import RunRecord
+from pretrain.run.files import number
 from pretrain.run.human import duration
-from pretrain.run.tolerant_json import number
 
 MOST_RANKS = 12
 

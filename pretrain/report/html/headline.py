@@ -7,18 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.evaluate.scores import perplexity
-from pretrain.evaluate.verdict import PLATEAU
-from pretrain.objectives.metrics import HELD_OUT, Kind, guess, kinds_in, label_title, said, title_of
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.history import last_sign
 from pretrain.report.html.record import RunRecord
 from pretrain.report.html.statistics import label_shares, splits_of
 from pretrain.report.html.tiles import learning_tiles, tile
+from pretrain.run.files import number
 from pretrain.run.human import duration
-from pretrain.run.time_budget import SHARE
-from pretrain.run.time_left import phase_at, phases_in, seconds_left
-from pretrain.run.tolerant_json import number
+from pretrain.run.metrics import (
+    HELD_OUT,
+    PLATEAU,
+    Kind,
+    guess,
+    kinds_in,
+    label_title,
+    perplexity,
+    said,
+    title_of,
+)
+from pretrain.run.time_budget import SHARE, phase_at, phases_in, seconds_left
 
 STATUS = {
     "finished": ("good", "Finished"),

@@ -5,12 +5,12 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Any
 
-from pretrain.objectives.metrics import HELD_OUT
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import RunRecord
-from pretrain.run.attempts import HANG, LOST, NOT_MIRRORED, NOT_SAVED, Attempt
+from pretrain.run.files import SavedCheckpoint, number
+from pretrain.run.folder import HANG, LOST, NOT_MIRRORED, NOT_SAVED, Attempt
 from pretrain.run.human import duration, in_bytes
-from pretrain.run.tolerant_json import SavedCheckpoint, number
+from pretrain.run.metrics import HELD_OUT
 
 MAX_ATTEMPTS, MOST_EVENTS = 12, 40
 KINDS = {

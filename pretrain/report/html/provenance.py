@@ -13,7 +13,7 @@ from data_pipeline.errors import redact
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.headline import moment
 from pretrain.report.html.record import RunRecord
-from pretrain.run.tolerant_json import number
+from pretrain.run.files import number
 
 TOLD_ELSEWHERE = {"data", "versions", "command", "status", "slowdowns", "phases"}
 _SECRET_NAME = re.compile(r"(?i)(password|secret|token|api_?key|credential)s?$")

@@ -12,12 +12,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.baselines import with_majority
-from pretrain.evaluate.verdict import Finding, Losses, findings
-from pretrain.objectives.metrics import HELD_OUT, Kind, headline_of, is_shown, leading_kind
-from pretrain.run.attempts import LOST, Attempt, read_attempts, read_events, why_not_saved
-from pretrain.run.folder import SAMPLES, read_settings, refuse_other_format, shown_table
-from pretrain.run.metrics_file import (
+from pretrain.run.files import SavedCheckpoint, number, objects, read, read_checkpoints, read_json, table
+from pretrain.run.folder import (
+    LOST,
+    SAMPLES,
+    Attempt,
+    read_attempts,
+    read_events,
+    read_settings,
+    refuse_other_format,
+    shown_table,
+    why_not_saved,
+)
+from pretrain.run.metrics import (
+    HELD_OUT,
+    Finding,
+    Kind,
+    Losses,
+    findings,
+    headline_of,
+    is_shown,
+    leading_kind,
+    with_majority,
+)
+from pretrain.run.metrics_log import (
     EVAL,
     METRICS,
     PROBE,
@@ -28,15 +46,6 @@ from pretrain.run.metrics_file import (
     sorted_lines,
 )
 from pretrain.run.task_scores import TaskScore, read_task_scores
-from pretrain.run.tolerant_json import (
-    SavedCheckpoint,
-    number,
-    objects,
-    read,
-    read_checkpoints,
-    read_json,
-    table,
-)
 
 SUMMARY, CONFIG, RUN = "summary.json", "config.yaml", "run.json"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pretrain.report.html.charts.scales import middle, text
 from pretrain.report.html.record import RunRecord
-from pretrain.run.tolerant_json import number
+from pretrain.run.files import number
 
 MASKS = {
     "masked_as_mask": "[MASK]",

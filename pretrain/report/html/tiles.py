@@ -3,11 +3,10 @@
 import math
 from html import escape
 
-from pretrain.evaluate.scores import perplexity
-from pretrain.objectives.metrics import HELD_OUT, guess, kinds_in, leads_alone, said, title_of
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import RunRecord
-from pretrain.run.tolerant_json import number
+from pretrain.run.files import number
+from pretrain.run.metrics import HELD_OUT, guess, kinds_in, leads_alone, perplexity, said, title_of
 
 
 def learning_tiles(run: RunRecord) -> list[str]:

@@ -20,8 +20,8 @@ from data_pipeline.io.files import own_folder, temporary_folder, whole_folder, w
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import defaults
 from pretrain.evaluate.downstream.tasks.base import Scores
+from pretrain.run.files import number, objects, table
 from pretrain.run.task_scores import RESULT
-from pretrain.run.tolerant_json import number, objects, table
 
 FORMAT = 3
 """Version of these files: results of another one are not continued."""

@@ -8,15 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pretrain.evaluate.scores import sum_of
-from pretrain.objectives.metrics import HELD_OUT, Kind, kinds_in, label_title, leads_alone, said, title_of
 from pretrain.report.html.charts.draw import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
 from pretrain.report.html.charts.figures import Level, Series
 from pretrain.report.html.charts.pictures import LEARNING, OPTIMIZER, SPEED, Curve, Picture, of_probes
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import Points, RunRecord
 from pretrain.report.html.statistics import label_shares
-from pretrain.run.tolerant_json import number
+from pretrain.run.files import number
+from pretrain.run.metrics import HELD_OUT, Kind, kinds_in, label_title, leads_alone, said, sum_of, title_of
 
 THROUGHPUT = "tokens-per-s"
 PEAKS = {

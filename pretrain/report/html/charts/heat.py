@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pretrain.report.html.charts.scales import text, ticks
 from pretrain.report.html.record import Points, RunRecord
-from pretrain.run.metrics_file import layer_of
+from pretrain.run.metrics_log import layer_of
 
 SHADES, COLUMNS, ROWS = 10, 72, 64
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pretrain.objectives.metrics import HELD_OUT
 from pretrain.report.html.charts.figures import Level, Series
 from pretrain.report.html.record import RunRecord, last
-from pretrain.run.metrics_file import PROBE_PREFIX, TRIVIAL
+from pretrain.run.metrics import HELD_OUT
+from pretrain.run.metrics_log import PROBE_PREFIX, TRIVIAL
 
 LEARNING, OPTIMIZER, SPEED = "Learning", "Optimizer", "Speed"
 

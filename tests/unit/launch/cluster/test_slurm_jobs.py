@@ -19,7 +19,7 @@ from launch.cluster.chain import Chain, chain
 from launch.cluster.pipeline import STAGES, Job, Request, Size
 from launch.cluster.slurm import SCRIPTS, arguments, submit, with_options
 from launch.settings.recipe import load_config
-from pretrain.run.heartbeat import HEARTBEAT
+from pretrain.run.folder import HEARTBEAT
 from tests.command_line import ROOT, SECRETS, Maskmill, as_only_rank, setting
 
 NASTY = 'it\'s $(touch planted) `touch planted` "q" 50% a,b\nline'

@@ -17,7 +17,7 @@ from pretrain.evaluate.studies.design import Changes, Design
 from pretrain.evaluate.studies.measured import Cell
 from pretrain.preflight.gpus import gpu_named
 from pretrain.preflight.step_time import Cluster
-from pretrain.run.metrics_file import JsonLines
+from pretrain.run.metrics_log import JsonLines
 
 TIMED = """title: T
 question: Q?

@@ -14,7 +14,7 @@ from pretrain.checkpoint.cleanup import _take_the_place_of, drop_leftovers, set_
 from pretrain.checkpoint.late_checkpoint import wait_for_newest
 from pretrain.checkpoint.store import LATEST, checkpoints, newest_checkpoint
 from pretrain.config.settings import RunSettings
-from pretrain.run.late_files import folder_wait
+from pretrain.run.files import folder_wait
 from tests.factories.checkpoints import is_right, save
 
 

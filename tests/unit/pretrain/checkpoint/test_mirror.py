@@ -22,7 +22,7 @@ from pretrain.checkpoint.store import Checkpoint, newest_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.run.folder import read_run
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.metrics_log import read_metrics
 from pretrain.training import claim_folder, start_run
 from tests.command_line import BUCKET
 from tests.factories.checkpoints import Killed, is_right, killed_at, run_config, save

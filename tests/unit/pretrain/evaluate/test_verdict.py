@@ -4,10 +4,21 @@ from typing import Any
 
 import pytest
 
-from pretrain.evaluate.baselines import with_majority
-from pretrain.evaluate.scores import leading, perplexity, secondary, sum_of
-from pretrain.evaluate.verdict import PAIRS, PLATEAU, RISEN, Finding, Losses, findings
-from pretrain.objectives.metrics import guess, leads_alone
+from pretrain.run.metrics import (
+    PAIRS,
+    PLATEAU,
+    RISEN,
+    Finding,
+    Losses,
+    findings,
+    guess,
+    leading,
+    leads_alone,
+    perplexity,
+    secondary,
+    sum_of,
+    with_majority,
+)
 
 DEMO = {
     "held_out_mask_loss": 3.0, "held_out_mask_unigram_loss": 5.88, "held_out_mask_accuracy": 0.47,

@@ -21,13 +21,21 @@ from pretrain.monitoring.run_log import RunLog
 from pretrain.objectives.registry import with_defaults
 from pretrain.report.status import read_status
 from pretrain.report.status_text import in_words
-from pretrain.run import atomic_write
-from pretrain.run.attempts import EVENTS, HANG, NOT_MIRRORED, NOT_SAVED, read_events
-from pretrain.run.folder import read_summary
-from pretrain.run.heartbeat import STARTING, TRAINING, read_heartbeat
-from pretrain.run.metrics_file import PROBE, JsonLines, read_metrics
-from pretrain.run.time_left import phases_in, seconds_left
-from pretrain.run.tolerant_json import number, table, tables, text_of
+from pretrain.run import files
+from pretrain.run.files import number, table, tables, text_of
+from pretrain.run.folder import (
+    EVENTS,
+    HANG,
+    NOT_MIRRORED,
+    NOT_SAVED,
+    STARTING,
+    TRAINING,
+    read_events,
+    read_heartbeat,
+    read_summary,
+)
+from pretrain.run.metrics_log import PROBE, JsonLines, read_metrics
+from pretrain.run.time_budget import phases_in, seconds_left
 from pretrain.training.progress import Position
 
 
@@ -116,7 +124,7 @@ def test_a_torn_line_takes_none_of_the_next_with_it(run_log: Any, tmp_path: Path
 
 def test_lines_are_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lines"
-    atomic_write.append(path, b"one\n")
+    files.append(path, b"one\n")
 
     class Full(io.FileIO):
         def write(self, data: Any) -> int:
@@ -124,24 +132,24 @@ def test_lines_are_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("builtins.open", lambda path, *_, **__: Full(path, "a+"))
     with pytest.raises(OSError, match="No space"):
-        atomic_write.append(path, b"two\n")
+        files.append(path, b"two\n")
     monkeypatch.undo()
     assert path.read_bytes() == b"one\n"
-    atomic_write.append(path, b"three\n")
+    files.append(path, b"three\n")
     assert path.read_bytes() == b"one\nthree\n"
 
 
 def test_a_small_file_is_never_half_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "small"
-    atomic_write.replace(path, "before")
+    files.replace_file(path, "before")
 
     class Full(io.TextIOWrapper):
         def write(self, _: str) -> int:
             raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(atomic_write, "open_to_write", lambda path, _: Full(path.open("wb")))
+    monkeypatch.setattr(files, "open_to_write", lambda path, _: Full(path.open("wb")))
     with pytest.raises(OSError, match="No space"):
-        atomic_write.replace(path, "after")
+        files.replace_file(path, "after")
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -15,8 +15,8 @@ from pretrain.monitoring.tensorboard import FOLDER, TensorBoard
 from pretrain.monitoring.tracker import Silent, open_tracker
 from pretrain.monitoring.wandb.points import Bars, point_of
 from pretrain.preflight import check_run
-from pretrain.run import metrics_file
-from pretrain.run.uploaded import WRITTEN, note_written, written
+from pretrain.run import metrics_log
+from pretrain.run.metrics_log import WRITTEN, note_written, written
 from tests.command_line import Maskmill
 
 Points = dict[tuple[str, int], list[Any]]
@@ -62,7 +62,7 @@ def read(run: Path) -> Points:
 def expected(run: Path) -> Points:
     """Those of metrics.jsonl, as W&B gets them."""
     found: Points = {}
-    for line in metrics_file.read_metrics(run):
+    for line in metrics_log.read_metrics(run):
         for name, value in point_of(line).items():
             if name != "step":
                 bars = isinstance(value, Bars)
@@ -122,7 +122,7 @@ def test_the_points_are_those_of_wandb(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "killed"])
 def test_a_resumed_run_has_each_step_once(tmp_path: Path, ends: bool) -> None:
     attempt(tmp_path, 5, 10, 15, 20, 25, ends=ends)
-    metrics_file.cut_metrics(tmp_path, 10)
+    metrics_log.cut_metrics(tmp_path, 10)
     attempt(tmp_path, 15, 20, value=1.0)
     assert read(tmp_path) == expected(tmp_path)
     assert read(tmp_path)[("value", 15)] == [1.0]
@@ -149,11 +149,11 @@ def test_what_the_files_lack_is_written_at_the_next_start(tmp_path: Path, lost: 
     """Lines of an attempt with another tracker, or behind a kill; a step with two lines is written as a whole."""
     attempt(tmp_path, 5, 10, 15, 20)
     note_written(tmp_path, lost)
-    other = metrics_file.JsonLines(tmp_path)
+    other = metrics_log.JsonLines(tmp_path)
     other.log(line_of(25))
     opened(tmp_path).close()
     assert read(tmp_path) == expected(tmp_path)
-    assert written(tmp_path) == len(metrics_file.read_metrics(tmp_path))
+    assert written(tmp_path) == len(metrics_log.read_metrics(tmp_path))
     (tmp_path / WRITTEN).write_text("{")
     opened(tmp_path).close()
     assert read(tmp_path) == expected(tmp_path)
@@ -161,8 +161,8 @@ def test_what_the_files_lack_is_written_at_the_next_start(tmp_path: Path, lost: 
 
 def test_steps_that_another_tracker_did_again_replace_those_of_before(tmp_path: Path) -> None:
     attempt(tmp_path, 5, 10, 15, 20)
-    metrics_file.cut_metrics(tmp_path, 5)
-    other = metrics_file.JsonLines(tmp_path)
+    metrics_log.cut_metrics(tmp_path, 5)
+    other = metrics_log.JsonLines(tmp_path)
     for step in (10, 15, 20, 25, 30, 35, 40):
         other.log(line_of(step, value=7.0))
     attempt(tmp_path, 45)
@@ -195,7 +195,7 @@ def test_a_failure_does_not_end_the_run(
     said = capsys.readouterr().out
     assert said.count("WARNING") == 1
     assert "tensorboard cannot be written, continuing without TensorBoard" in said
-    assert len(metrics_file.read_metrics(tmp_path)) == 3
+    assert len(metrics_log.read_metrics(tmp_path)) == 3
     opened(tmp_path).close()
     assert read(tmp_path) == expected(tmp_path)
 
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_made_does_not_end_the_run(
     (tmp_path / FOLDER).write_text("in its place")
     attempt(tmp_path, 5)
     assert "cannot be written" in capsys.readouterr().out
-    assert len(metrics_file.read_metrics(tmp_path)) == 2
+    assert len(metrics_log.read_metrics(tmp_path)) == 2
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

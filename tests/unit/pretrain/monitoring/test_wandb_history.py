@@ -14,8 +14,8 @@ from pretrain.monitoring import tracker as monitor
 from pretrain.monitoring.wandb import alerts, connection, run_identity, tracker
 from pretrain.monitoring.wandb.alerts import ADVICE, Alerts, cause_of, disk_nearly_full
 from pretrain.monitoring.wandb.points import by_layer, by_rank, point_of
-from pretrain.run import metrics_file
-from pretrain.run.uploaded import Uploaded, reconciled
+from pretrain.run import metrics_log
+from pretrain.run.metrics_log import Uploaded, reconciled
 from pretrain.training.loss_guard import Guard
 from pretrain.training.progress import Position
 from pretrain.training.rank_timing import Lap, RankPace, slowdowns
@@ -70,10 +70,10 @@ def attempt_of(folder: Path, *steps: int, status: str = "stopped") -> None:
 
 def test_each_line_is_sent_once_over_several_attempts(tmp_path: Path, server: Server) -> None:
     attempt_of(tmp_path, 1, 2, 3)
-    assert metrics_file.cut_metrics(tmp_path, 2) == 1  # step 3 is done again
+    assert metrics_log.cut_metrics(tmp_path, 2) == 1  # step 3 is done again
     attempt_of(tmp_path, 3, 4, status="finished")
     assert server.steps() == [1, 2, 3, 3, 4], "W&B takes nothing back: the step done again is there twice"
-    assert [line["step"] for line in metrics_file.read_metrics(tmp_path)] == [1, 2, 3, 4]
+    assert [line["step"] for line in metrics_log.read_metrics(tmp_path)] == [1, 2, 3, 4]
     assert server.ended == [(3, True), (0, False)], "an attempt that a signal ended is preempted, no success"
     assert all("kind" not in point for point in server.points_), "only numbers make points"
 
@@ -86,7 +86,7 @@ def test_what_was_on_the_way_when_a_run_was_killed_is_sent_again(tmp_path: Path,
     assert server.steps() == [1, 2, 3, 4, 5, 6]
     server.takes = 8
     attempt_of(tmp_path, 7, 8, 9, 10)
-    metrics_file.cut_metrics(tmp_path, 9)  # of the two lost ones, 10 is cut
+    metrics_log.cut_metrics(tmp_path, 9)  # of the two lost ones, 10 is cut
     server.takes = math.inf
     attempt_of(tmp_path, 10)
     assert server.steps() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -129,7 +129,7 @@ def test_a_failure_of_wandb_does_not_end_the_run(
 
     monkeypatch.setattr(tracker, "begin", lambda stage: Broken(Server(), online=True))
     attempt_of(tmp_path, 1, 2)
-    assert [line["step"] for line in metrics_file.read_metrics(tmp_path)] == [1, 2]
+    assert [line["step"] for line in metrics_log.read_metrics(tmp_path)] == [1, 2]
     assert capsys.readouterr().out.count("W&B failed, continuing without it") == 1
 
 

@@ -10,14 +10,10 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
-from pretrain.evaluate.baselines import with_majority
-from pretrain.evaluate.scores import leading, secondary, sum_of
-from pretrain.evaluate.verdict import PAIRS, PLATEAU, findings
 from pretrain.export import card_facts
 from pretrain.monitoring.console import Lines
 from pretrain.monitoring.live_panel import Panel
 from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
-from pretrain.objectives.metrics import headline_of, metric
 from pretrain.objectives.mlm import Mlm
 from pretrain.objectives.registry import OBJECTIVES, Registered
 from pretrain.report.html.advice import advice
@@ -25,7 +21,18 @@ from pretrain.report.html.record import read_run
 from pretrain.report.inspection import run_headlines
 from pretrain.report.status import read_status
 from pretrain.report.status_text import in_words
-from pretrain.run.metrics_file import wrong_figure
+from pretrain.run.metrics import (
+    PAIRS,
+    PLATEAU,
+    findings,
+    headline_of,
+    leading,
+    metric,
+    secondary,
+    sum_of,
+    with_majority,
+)
+from pretrain.run.metrics_log import wrong_figure
 from tests.unit.pretrain.report.test_report import SUMMARY, Page, make_run, page_of
 
 HEADLINE = "twist_accuracy"

@@ -10,7 +10,7 @@ from pretrain.export import card_facts
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
 from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
 from pretrain.report.inspection import run_headlines
-from pretrain.run.metrics_file import wrong_figure
+from pretrain.run.metrics_log import wrong_figure
 from tests.unit.pretrain.evaluate.test_verdict import COPIER, DEMO
 
 RUN: dict[str, Any] = {"status": "finished", "step": 900, "steps": 900, "checkpoints": [], "where": {}}

@@ -15,7 +15,7 @@ from pretrain.report.html.advice import advice
 from pretrain.report.html.charts.curves import PICTURES
 from pretrain.report.html.charts.heat import COLUMNS, binned, by_layer
 from pretrain.report.html.record import Points, read_run
-from pretrain.run.attempts import ATTEMPTS, LOST, SPENT, AttemptLog, read_attempts
+from pretrain.run.folder import ATTEMPTS, LOST, SPENT, AttemptLog, read_attempts
 from tests.unit.pretrain.report.test_report import (
     CONFIG,
     DATA,

@@ -26,7 +26,7 @@ from pretrain.report.health import (
 )
 from pretrain.report.status import Status, read_status
 from pretrain.report.status_text import command_again, in_words, what_next
-from pretrain.run.heartbeat import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, read_heartbeat
+from pretrain.run.folder import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, read_heartbeat
 from tests.command_line import ROOT, Maskmill
 
 NOW = time.time()

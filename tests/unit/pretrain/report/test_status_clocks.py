@@ -10,8 +10,8 @@ import pytest
 from pretrain.report.health import RUNNING, STALLED, STARTING, STOPPED
 from pretrain.report.status import read_status
 from pretrain.report.status_text import in_words
-from pretrain.run.folder_clock import time_in
-from pretrain.run.heartbeat import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, age_here, read_heartbeat
+from pretrain.run.files import time_in
+from pretrain.run.folder import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, age_here, read_heartbeat
 from tests.unit.pretrain.report.test_status import NOW, Folder
 
 HOUR, YEAR = 3600.0, 365 * 86_400.0

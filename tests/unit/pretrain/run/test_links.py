@@ -13,7 +13,7 @@ from launch.ranks import start_ranks
 from pretrain.config.settings import RunSettings
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.evaluate.downstream.results.files import write_result
-from pretrain.run.atomic_write import append, replace
+from pretrain.run.files import append, replace_file
 from pretrain.training.claim_folder import WRITTEN, lock, refuse_locked
 
 KEPT = b"what the link leads to"
@@ -42,7 +42,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "append": ("attempts.jsonl", lambda run: append(run / "attempts.jsonl", b"{}\n")),
     "text": ("log", lambda run: open_to_write(run / "log", "a")),
     "column": ("tokens.npy", lambda run: save_column(run / "tokens.npy", np_zeros())),
-    "replace": (f"heartbeat.{os.getpid()}", lambda run: replace(run / "heartbeat", "{}")),
+    "replace": (f"heartbeat.{os.getpid()}", lambda run: replace_file(run / "heartbeat", "{}")),
     "log of a rank": ("logs/rank-0.log", log_of_a_rank),
 }
 

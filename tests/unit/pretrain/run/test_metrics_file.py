@@ -10,11 +10,11 @@ import pytest
 from data_pipeline.errors import UserError
 from pretrain.config.settings import MonitorSettings
 from pretrain.monitoring import tracker as monitor
-from pretrain.run import metrics_file
+from pretrain.run import metrics_log
 
 
 def steps(folder: Path) -> list[int]:
-    return [line["step"] for line in metrics_file.read_metrics(folder)]
+    return [line["step"] for line in metrics_log.read_metrics(folder)]
 
 
 def write(folder: Path, *numbers: int) -> None:
@@ -26,7 +26,7 @@ def write(folder: Path, *numbers: int) -> None:
 
 def test_a_resumed_run_cuts_what_its_checkpoint_does_not_know(tmp_path: Path) -> None:
     write(tmp_path, 10, 20, 30, 40)
-    assert metrics_file.cut_metrics(tmp_path, 20) == 2
+    assert metrics_log.cut_metrics(tmp_path, 20) == 2
     assert steps(tmp_path) == [10, 20]
     write(tmp_path, 30, 40, 50)
     assert steps(tmp_path) == [10, 20, 30, 40, 50]
@@ -39,7 +39,7 @@ def test_a_line_torn_by_a_kill_is_not_a_line(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2')
     assert steps(tmp_path) == [10]
-    metrics_file.cut_metrics(tmp_path, 10)
+    metrics_log.cut_metrics(tmp_path, 10)
     write(tmp_path, 20)
     assert steps(tmp_path) == [10, 20]
 
@@ -64,13 +64,13 @@ def test_a_damaged_line_is_kept_and_warned_of_wherever_it_is(
     lines.insert(at, DAMAGED[name])
     path.write_bytes(b"\n".join([*lines, b""]))
     assert steps(tmp_path) == [10, 30, 40]
-    assert metrics_file.cut_metrics(tmp_path, 30) == 1
+    assert metrics_log.cut_metrics(tmp_path, 30) == 1
     assert "metrics.jsonl: a damaged line was moved to metrics.lost.jsonl" in capsys.readouterr().err
     assert steps(tmp_path) == [10, 30]
     lost = (tmp_path / "metrics.lost.jsonl").read_bytes().split(b"\n")
     assert lost[0] == DAMAGED[name]
     assert json.loads(lost[1])["step"] == 40
-    metrics_file.cut_metrics(tmp_path, 30)
+    metrics_log.cut_metrics(tmp_path, 30)
     assert capsys.readouterr().err == ""
 
 
@@ -81,9 +81,9 @@ def test_a_cut_that_finds_no_room_is_one_line_and_leaves_the_history(
         raise OSError(28, "No space left on device")
 
     write(tmp_path, 10, 20, 30)
-    monkeypatch.setattr(metrics_file, "append", full)
+    monkeypatch.setattr(metrics_log, "append", full)
     with pytest.raises(UserError, match=r"metrics\.lost\.jsonl: cannot be written: No space left"):
-        metrics_file.cut_metrics(tmp_path, 10)
+        metrics_log.cut_metrics(tmp_path, 10)
     assert steps(tmp_path) == [10, 20, 30]
     assert not (tmp_path / "metrics.lost.jsonl").exists()
 
@@ -101,14 +101,14 @@ def test_lines_wait_for_a_folder_that_is_full_or_gone(
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    lines = metrics_file.JsonLines(folder)
+    lines = metrics_log.JsonLines(folder)
     lines.log({"step": 1})
     folder.rename(tmp_path / "away")
     lines.log({"step": 2})
     assert "1 lines wait" in capsys.readouterr().err
     (tmp_path / "away").rename(folder)
     code = (
-        "import resource, signal, sys; from pathlib import Path; from pretrain.run.metrics_file import JsonLines\n"
+        "import resource, signal, sys; from pathlib import Path; from pretrain.run.metrics_log import JsonLines\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
         "JsonLines(Path(sys.argv[1])).log({'step': 22222222})"
     )

@@ -9,8 +9,16 @@ import pytest
 
 from data_pipeline.errors import UserError
 from pretrain.run import time_budget
-from pretrain.run.time_budget import Ahead, ShareLog, TimeBudget, logged_shares, shares_digest, shares_of
-from pretrain.run.time_left import phases_in, seconds_left
+from pretrain.run.time_budget import (
+    Ahead,
+    ShareLog,
+    TimeBudget,
+    logged_shares,
+    phases_in,
+    seconds_left,
+    shares_digest,
+    shares_of,
+)
 
 
 class Hand:

@@ -14,7 +14,6 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import NO_LABEL, Examples
 from data_pipeline.sequences.registry import PairTask, pair_task
 from data_pipeline.shards.index import INDEX, Index
-from pretrain.evaluate.baselines import pair_majority, unigram
 from pretrain.evaluate.downstream.device import chosen_device, precision, tokens_per_pass
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
@@ -31,6 +30,7 @@ from pretrain.evaluate.downstream.shards.example_batches import (
 from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained
 from pretrain.evaluate.downstream.tasks.splits import evenly_spaced
 from pretrain.evaluate.downstream.tasks.untrained.likelihood import projected_rows
+from pretrain.run.metrics import pair_majority, unigram
 
 KINDS = ("mask", "kept", "random")
 SEGMENTS = ("segment_a", "segment_b")

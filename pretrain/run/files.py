@@ -4,12 +4,109 @@ For observers of a run: it may be writing, or may have been killed while it wrot
 raises.
 """
 
+import errno
 import json
+import os
+import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import open_to_write, open_unlinked
+from pretrain.config.settings import RunSettings
+
+# Append lines and replace small files of a run folder so that no reader sees half of one.
+#
+# Without fsync, unlike data_pipeline/io/files.py: these writes happen every log step or more often. Losing them with
+# the machine is acceptable; blocking a step on the disk is not. All functions raise OSError if the folder is full or
+# gone, and UserError for a name that is a symbolic link.
+
+
+def append(path: Path, lines: bytes) -> None:
+    """Append whole lines, or nothing. A torn line left by a killed process is ended first, so that it does not merge
+    with these."""
+    with open(path, "ab+", buffering=0, opener=open_unlinked) as file:
+        before = file.seek(0, os.SEEK_END)
+        if before:
+            file.seek(before - 1)
+            lines = lines if file.read(1) == b"\n" else b"\n" + lines
+        written = 0
+        try:
+            written = file.write(lines) or 0
+        finally:
+            if written < len(lines):
+                file.truncate(before)
+        if written < len(lines):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace the content of the file with `text` atomically."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        with open_to_write(partial, "w") as file:
+            file.write(text)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+# Tell the time by the clock that dates the files of a folder, which need not be this machine's.
+
+
+def time_in(folder: Path) -> float:
+    """Return what time it is by the clock that dates the files of `folder`, in seconds since 1970: the date of a file
+    that is created there and removed. On a network folder that is its server's clock, however far this machine's is
+    from it. Where the folder takes no files: this machine's."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=".time-", dir=folder)
+    except OSError:
+        return time.time()
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):  # the folder is gone
+            os.unlink(name)
+
+
+# Wait for files that a network folder shows late: another machine wrote them, and this one does not see them yet.
+#
+# NFS keeps what it knows of a folder for up to a minute (nfs(5), acdirmax).
+
+
+POLL_SECONDS = 0.5
+"""How often a file that is not shown is looked for: each look is a question to the file server."""
+
+
+def folder_wait(run: RunSettings) -> float:
+    """Return run.folder_wait, and at most half of what a stage or step may take: the watchdog would end the wait."""
+    return min([run.folder_wait, *(limit / 2 for limit in (run.stage_limit, run.step_limit) if limit)])
+
+
+def wait_until_shown(
+    not_shown: Callable[[], Path | None], seconds: float, say: Callable[[str], None] | None = None
+) -> bool:
+    """Wait until `not_shown` returns None, for at most so many seconds; return whether it did. Until then it returns a
+    path that lacks. `say` gets a line if there is something to wait for."""
+    lacks = not_shown()
+    if lacks is not None and seconds and say is not None:
+        say(
+            f"{lacks} is not shown here: waiting up to {seconds:.0f} s for it, in case the folder shows it late "
+            "(run.folder_wait)"
+        )
+    give_up = time.monotonic() + seconds
+    while lacks is not None and time.monotonic() < give_up:
+        with suppress(OSError):
+            os.listdir(lacks.parent)  # opening a folder makes a client of NFS ask the server for it
+        time.sleep(min(POLL_SECONDS, seconds))
+        lacks = not_shown()
+    return lacks is None
+
 
 LARGEST = 2.0**62
 """Numbers at or above it are treated as damage: they overflow later computations."""
