@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.save import Saver
 from pretrain.config.settings import RunConfig, RunSettings
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.launch_env import SUPERVISOR

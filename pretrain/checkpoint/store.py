@@ -10,29 +10,112 @@ A folder is filled under a name that no other attempt uses and gets its final na
 without a marker is not a checkpoint. Weights load through safetensors, which runs no code.
 """
 
+import hashlib
+import json
 import math
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import file_sha256, own_folder, sync, write_whole, writing
-from pretrain.checkpoint.marker import Damaged, Marker, marked, parsed_marker
-from pretrain.run.files import wait_until_shown
+from pretrain.run.files import is_count, wait_until_shown
+from pretrain.run.folder import OTHER_VERSION
 
-if TYPE_CHECKING:  # torch, which they import, takes seconds: whoever lists checkpoints does without
+if TYPE_CHECKING:
     import torch
 
     from pretrain.distributed.world import World
     from pretrain.optim.flat_layout import Fragment
+
+
+# Write and read a checkpoint's marker, checkpoint.json, protected by a SHA-256.
+
+
+FORMAT = 3
+"""Version of the marker and its state: incremented when a key is renamed."""
+
+
+class Damaged(UserError):
+    """Raised for a checkpoint whose bytes differ from those written."""
+
+
+class Marker(NamedTuple):
+    """Contents of a marker."""
+
+    step: int
+    state: dict[str, Any]
+    """JSON: counters, loader, scaler, identity, conditions, settings."""
+    shapes: dict[str, list[int]]
+    """Full shape of every named tensor."""
+    files: list[dict[str, Any]]
+    """`file`, `bytes` and `sha256` of every file beside the marker."""
+
+
+def marked(said: Marker) -> bytes:
+    """Return the text of a marker."""
+    return sealed({"format": FORMAT, **said._asdict()})
+
+
+def sealed(values: dict[str, Any]) -> bytes:
+    """Serialise `values` as JSON, with a SHA-256 of their contents."""
+    return json.dumps(values | {"sha256": _seal(values)}, indent=1, sort_keys=True).encode()
+
+
+def parsed_marker(data: bytes, where: object) -> Marker:
+    """Parse the bytes of a marker. Raises Damaged if they differ from what was written, UserError if another
+    version of this program wrote them."""
+    try:
+        values = json.loads(data)
+        # first: a flipped bit in the version is damage, and costs one checkpoint, not the run
+        if values["sha256"] != _seal(values):
+            raise ValueError("its SHA-256 does not hold")
+        if values["format"] != FORMAT:
+            found = str(values["format"])[:20]
+            raise UserError(
+                f"checkpoint of format {found}",
+                where=where,
+                expected=f"format {FORMAT}",
+                remedy=OTHER_VERSION,
+            )
+        files = [
+            {"file": _plain_name(f["file"]), "bytes": _count(f["bytes"]), "sha256": str(f["sha256"])}
+            for f in values["files"]
+        ]
+        shapes = {str(name): [_count(n) for n in shape] for name, shape in values["shapes"].items()}
+        return Marker(_count(values["step"]), dict(values["state"]), shapes, files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"malformed: {type(error).__name__}: {str(error)[:200]}", where=where) from None
+
+
+def _seal(values: dict[str, Any]) -> str:
+    said = {key: value for key, value in values.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _count(value: object) -> int:
+    if not is_count(value):
+        raise ValueError(f"{str(value)[:40]!r} is no count")
+    assert isinstance(value, int)
+    return value
+
+
+def _plain_name(name: object) -> str:
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", "..") or "\0" in name:
+        raise ValueError(f"file name {name!r}")
+    if len(name.encode()) > 255:
+        raise ValueError(f"file name {name!r}")
+    return name
+
 
 MARKER, LATEST, FOLDER = "checkpoint.json", "latest", "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
@@ -303,3 +386,45 @@ def _alone() -> "World":
     from pretrain.distributed.world import World
 
     return World()
+
+
+# Wait for a checkpoint that a network folder shows late.
+#
+# With a file taken for missing it would count as damaged; a run whose newest one is not shown would go on from the one
+# before, or start over.
+
+
+def wait_for_newest(run: Path, seconds: float, say: Callable[[str], None]) -> None:
+    """Wait, for at most so many seconds, until this machine sees all files of the checkpoint that `latest` names,
+    unless that was set aside; and first for `latest` itself, which only the first save lacks. `say` gets a line
+    if there is something to wait for. What then still lacks is for the reader to judge as damage."""
+    give_up, latest = time.monotonic() + seconds, run / FOLDER / LATEST
+    wait_until_shown(lambda: None if latest.is_file() or not checkpoints(run) else latest, seconds, say)
+    folder = latest_folder(run)
+    if folder is not None and not folder.with_name(folder.name + DAMAGED).exists():
+        wait_for_files(folder, max(0.0, give_up - time.monotonic()), say)
+
+
+def wait_for_files(folder: Path, seconds: float, say: Callable[[str], None]) -> None:
+    """Wait, as `wait_for_newest` does, until this machine sees all files of the checkpoint in `folder`."""
+    wait_until_shown(lambda: _not_shown(folder), seconds, say)
+
+
+def _not_shown(folder: Path) -> Path | None:
+    """Return the first file of a checkpoint that is not there, or shorter than its marker says; None if there is none,
+    or if the marker is damaged or of another version, which no waiting mends."""
+    marker = folder / MARKER
+    try:
+        files = parsed_checkpoint(folder, marker.read_bytes()).files
+    except OSError:  # among them ESTALE
+        return marker
+    except UserError:
+        return None
+    return next((path for f in files if _size_shown(path := folder / f["file"]) < f["bytes"]), None)
+
+
+def _size_shown(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # among them ESTALE, of a file that the server has replaced
+        return -1

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from data_pipeline.errors import redact
+from pretrain.checkpoint.padding import real_shapes
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
@@ -13,7 +14,6 @@ from pretrain.preflight.flops import peak_source
 from pretrain.run.files import objects
 from pretrain.run.machine import machine
 from pretrain.run.metrics_log import TRUST
-from pretrain.training.initial_weights.unpadded import real_shapes
 from pretrain.training.progress import Position
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pretrain.checkpoint.marker import Damaged
-from pretrain.checkpoint.store import Checkpoint
+from pretrain.checkpoint.store import Checkpoint, Damaged
 from pretrain.config.phases import Phase
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.optim.schedule import Progress

@@ -18,10 +18,10 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError, redact_settings
 from data_pipeline.loader.loader import loader_state, resumed_batch
-from pretrain.checkpoint.background_save import Saver
-from pretrain.checkpoint.late_checkpoint import wait_for_files
-from pretrain.checkpoint.recovery import recovered
-from pretrain.checkpoint.store import Checkpoint, newest_whole
+from pretrain.checkpoint.mirror import recovered
+from pretrain.checkpoint.padding import reader, real_shapes, unpadded
+from pretrain.checkpoint.save import Saver
+from pretrain.checkpoint.store import Checkpoint, newest_whole, wait_for_files
 from pretrain.config.settings import RunConfig, TrainSettings
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.launch_env import resolve_precision
@@ -37,7 +37,6 @@ from pretrain.run.metrics_log import cut_metrics
 from pretrain.training import compile_model
 from pretrain.training.initial_weights.longer_examples import extend_trained_positions
 from pretrain.training.initial_weights.start import start_from
-from pretrain.training.initial_weights.unpadded import reader, real_shapes, unpadded
 from pretrain.training.progress import Position, position_of
 from pretrain.training.stream_memory import StreamMemory
 

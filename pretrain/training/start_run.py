@@ -6,10 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
-from pretrain.checkpoint.cleanup import drop_leftovers
-from pretrain.checkpoint.late_checkpoint import wait_for_newest
 from pretrain.checkpoint.mirror import bring_back
-from pretrain.checkpoint.store import checkpoints
+from pretrain.checkpoint.retention import drop_leftovers
+from pretrain.checkpoint.store import checkpoints, wait_for_newest
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.preflight.check_run import Plan, run_identity

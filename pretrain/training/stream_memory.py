@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from pretrain.checkpoint.marker import Damaged
-from pretrain.checkpoint.store import Checkpoint
+from pretrain.checkpoint.store import Checkpoint, Damaged
 from pretrain.distributed.world import World
 from pretrain.model.batch import SPARE, MicroBatch
 from pretrain.optim.flat_layout import Fragment

@@ -24,7 +24,8 @@ from rich.console import Console
 
 from data_pipeline.loader.packing import Caps, pack
 from launch.settings.recipe import load_config
-from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.padding import reader, real_shapes, unpadded
+from pretrain.checkpoint.save import Saver
 from pretrain.checkpoint.store import newest_checkpoint
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
@@ -32,7 +33,6 @@ from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.partition_map import KINDS
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
-from pretrain.training.initial_weights.unpadded import reader, real_shapes, unpadded
 from tests.benchmarks.timing import seconds
 from tests.factories.models import fresh_model
 from tests.factories.shards import filled

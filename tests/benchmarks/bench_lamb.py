@@ -34,7 +34,7 @@ from rich.table import Table  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from pretrain.config.encoder import EncoderSettings  # noqa: E402
-from pretrain.config.settings import OptimSettings, RunConfig
+from pretrain.config.settings import OptimSettings, RunConfig  # noqa: E402
 from pretrain.optim.flat_layout import Layout, Segment  # noqa: E402
 from pretrain.optim.lamb import (  # noqa: E402
     Lamb,

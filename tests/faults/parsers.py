@@ -39,8 +39,7 @@ from launch.settings.evaluation import read_changes
 from launch.settings.folder import with_folder_settings
 from launch.settings.recipe import load_config, setting_names
 from launch.studies.read import read_settings as read_study_settings
-from pretrain.checkpoint.marker import sealed
-from pretrain.checkpoint.store import open_checkpoint, save_checkpoint
+from pretrain.checkpoint.store import open_checkpoint, save_checkpoint, sealed
 from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import schema
 from pretrain.distributed.world import World

@@ -19,7 +19,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.index import Index
 from pretrain.checkpoint import fragments
 from pretrain.checkpoint import store as checkpoint
-from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.save import Saver
 from pretrain.checkpoint.store import checkpoints, damage_of, newest_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.watchdog import Watchdog

@@ -14,8 +14,8 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.io import object_store
-from pretrain.checkpoint.marker import sealed
 from pretrain.checkpoint.mirror import Mirror
+from pretrain.checkpoint.store import sealed
 from pretrain.config.settings import TrainSettings
 from pretrain.preflight import startup
 from pretrain.training.resume import _resuming

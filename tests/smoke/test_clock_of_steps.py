@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pretrain import train
-from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.save import Saver
 from pretrain.run import time_budget
 from pretrain.run.metrics_log import read_metrics
 from pretrain.training import compile_model

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from data_pipeline.loader.loader import shards_vocabulary
 from data_pipeline.vocabulary.new_words import old_pieces
+from pretrain.checkpoint.padding import padded, reader, real_shapes
 from pretrain.checkpoint.store import find_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
@@ -17,7 +18,6 @@ from pretrain.run.folder import model_folders
 from pretrain.training.initial_weights.check import check_hugging_face
 from pretrain.training.initial_weights.check_source import refuse_another_model
 from pretrain.training.initial_weights.load import InitialWeights, initial_weights
-from pretrain.training.initial_weights.unpadded import padded, reader, real_shapes
 from pretrain.training.progress import position_of
 
 

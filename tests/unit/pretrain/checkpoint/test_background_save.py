@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import background_save
-from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint import save as background_save
+from pretrain.checkpoint.save import Saver
 from pretrain.checkpoint.store import checkpoints, newest_checkpoint
 from pretrain.distributed.world import World
 from pretrain.run.folder import NOT_SAVED

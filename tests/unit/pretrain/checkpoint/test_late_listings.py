@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from pretrain.checkpoint.cleanup import _take_the_place_of, drop_leftovers, set_aside
-from pretrain.checkpoint.late_checkpoint import wait_for_newest
-from pretrain.checkpoint.store import LATEST, checkpoints, newest_checkpoint
+from pretrain.checkpoint.retention import _take_the_place_of, drop_leftovers, set_aside
+from pretrain.checkpoint.store import LATEST, checkpoints, newest_checkpoint, wait_for_newest
 from pretrain.config.settings import RunSettings
 from pretrain.run.files import folder_wait
 from tests.factories.checkpoints import is_right, save

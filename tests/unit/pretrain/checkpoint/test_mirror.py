@@ -14,10 +14,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
 from data_pipeline.io.object_store import object_names, read_object, write_object
 from pretrain.checkpoint import mirror
-from pretrain.checkpoint.background_save import Saver
-from pretrain.checkpoint.cleanup import drop_leftovers
-from pretrain.checkpoint.mirror import Mirror, bring_back
-from pretrain.checkpoint.recovery import recovered
+from pretrain.checkpoint.mirror import Mirror, bring_back, recovered
+from pretrain.checkpoint.retention import drop_leftovers
+from pretrain.checkpoint.save import Saver
 from pretrain.checkpoint.store import Checkpoint, newest_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World

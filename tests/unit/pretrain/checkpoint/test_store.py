@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint.cleanup import drop_leftovers, drop_old
 from pretrain.checkpoint.fragments import HostCopies
-from pretrain.checkpoint.marker import FORMAT, sealed
-from pretrain.checkpoint.retention import kept
+from pretrain.checkpoint.retention import drop_leftovers, drop_old, kept
 from pretrain.checkpoint.store import (
+    FORMAT,
     checkpoints,
     drop,
     find_checkpoint,
@@ -24,6 +23,7 @@ from pretrain.checkpoint.store import (
     newest_whole,
     open_checkpoint,
     save_checkpoint,
+    sealed,
 )
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment

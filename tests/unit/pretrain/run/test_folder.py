@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import sealed_json
-from pretrain.checkpoint.marker import Marker, marked, parsed_marker, sealed
+from pretrain.checkpoint.store import Marker, marked, parsed_marker, sealed
 from pretrain.report.html.record import read_run as read_record
 from pretrain.report.inspection import describe, run_headlines
 from pretrain.report.status import read_status

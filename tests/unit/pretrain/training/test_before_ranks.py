@@ -13,7 +13,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
-from pretrain.checkpoint.marker import Marker, marked
+from pretrain.checkpoint.store import Marker, marked
 from pretrain.distributed import launch_env
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import check_run, run_identity

@@ -10,8 +10,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import held_out, held_out_steps
 from data_pipeline.loader.packing import Caps
 from launch.settings.recipe import load_config
-from pretrain.checkpoint.marker import Damaged
-from pretrain.checkpoint.store import open_checkpoint, save_checkpoint
+from pretrain.checkpoint.store import Damaged, open_checkpoint, save_checkpoint
 from pretrain.distributed.world import World
 from pretrain.model.batch import SPARE, MicroBatch, Shape
 from pretrain.objectives.registry import OBJECTIVES, Registered

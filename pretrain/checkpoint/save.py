@@ -19,9 +19,9 @@ from typing import Any
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint.cleanup import drop_old
 from pretrain.checkpoint.fragments import HostCopies
 from pretrain.checkpoint.mirror import Mirror
+from pretrain.checkpoint.retention import drop_old
 from pretrain.checkpoint.store import FOLDER, LATEST, name_latest, save_checkpoint, step_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
