@@ -38,7 +38,7 @@ def with_folder_settings(merged: DictConfig, given: set[str]) -> DictConfig:
 
 def _stated(source: str, run: str) -> dict[str, Any]:
     """Return the settings that the folder states; if it is gone, those that the run in `run` read from it."""
-    from pretrain.training.initial_weights.folder_settings import folder_settings  # reads vocabularies
+    from pretrain.huggingface.folder import folder_settings  # reads vocabularies
 
     if "://" in source or os.path.exists(source):
         return {} if "://" in source else folder_settings(Path(source))
@@ -53,7 +53,7 @@ def _stated(source: str, run: str) -> dict[str, Any]:
 
 
 def _contradicts(key: str, given: Any, stated: Any) -> bool:
-    from pretrain.training.initial_weights.folder_settings import MAY_DIFFER, MAY_EXCEED
+    from pretrain.huggingface.folder import MAY_DIFFER, MAY_EXCEED
 
     if key in MAY_DIFFER:
         return False

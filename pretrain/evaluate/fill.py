@@ -41,7 +41,7 @@ def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[s
         _refuse_bytes(text)
     import torch
 
-    from pretrain.export.families.load import (
+    from pretrain.huggingface.load import (
         load_config,
         load_model,
         load_tokenizer,

@@ -12,7 +12,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import canonical_json
 from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
-from pretrain.export.families.registry import FAMILIES
+from pretrain.huggingface.registry import FAMILIES
 from pretrain.run.files import is_count
 from pretrain.run.folder import EXPORT, RUN, model_folders
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pretrain.export.bundle import PLACEHOLDER
-from pretrain.export.families.base import Family
-from pretrain.export.families.folder import weights_hash
 from pretrain.export.hub import front_matter
 from pretrain.export.lineage import Parent
 from pretrain.export.parity import Parity
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.config_json import weights_hash
 from pretrain.run.task_scores import HEADS, TaskScore
 
 Facts = Mapping[str, "str | Mapping[str, object]"]

@@ -6,10 +6,10 @@ from pathlib import Path
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import temporary_folder, write_whole
 from data_pipeline.vocabulary.files import load_vocabulary
-from pretrain.export.families.bert import BERT_FOR_MASKED_LM
-from pretrain.export.families.load import quiet
-from pretrain.export.families.registry import family_of
 from pretrain.export.tokenizer import write_tokenizer
+from pretrain.huggingface.bert import BERT_FOR_MASKED_LM
+from pretrain.huggingface.load import quiet
+from pretrain.huggingface.registry import family_of
 
 MAX_LENGTH = 512
 """Longest text of a tokenizer whose old folder states none."""

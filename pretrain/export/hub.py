@@ -16,7 +16,7 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from data_pipeline.errors import UserError, first_line, redact
 from pretrain.export.bundle import Upload
-from pretrain.export.families.base import Family
+from pretrain.huggingface.base import Family
 
 TIMEOUT = (10.0, 120.0, 120.0, 10.0)
 """Timeout in seconds to connect, read, write and wait for a connection: huggingface_hub's own client has none."""

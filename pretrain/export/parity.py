@@ -14,8 +14,8 @@ import transformers
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.export.families.base import Family
-from pretrain.export.families.load import load_class
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.load import load_class
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
 

@@ -17,7 +17,7 @@ from data_pipeline.vocabulary.base import Vocabulary, json_text
 from data_pipeline.vocabulary.files import parse_tokenizer_json
 from data_pipeline.vocabulary.wordpiece import WordPiece
 from pretrain.config.settings import CLS_SEGMENT
-from pretrain.export.families.load import load_tokenizer
+from pretrain.huggingface.load import load_tokenizer
 
 PROBES = (
     "The QUICK brown fox, isn't it? 3,14 & co.",

@@ -24,12 +24,11 @@ from data_pipeline.settings import SEPARATORS, DataSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.bundle import check_is_new
 from pretrain.export.card import Card, write_card
-from pretrain.export.families.base import Family
-from pretrain.export.families.entries import Config
-from pretrain.export.families.load import quiet
-from pretrain.export.families.registry import chosen_families
 from pretrain.export.parity import Parity, check_parity
 from pretrain.export.tokenizer import vocabulary_of, write_tokenizer
+from pretrain.huggingface.base import Config, Family
+from pretrain.huggingface.load import quiet
+from pretrain.huggingface.registry import chosen_families
 from pretrain.model.encoder import add_up
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import DistillationSettings, RunConfig
-from pretrain.export.families.stored import stored_tensors
+from pretrain.huggingface.folder import stored_tensors
 from pretrain.model.batch import IGNORED, MicroBatch, Predicted
 from pretrain.model.encoder import Encoder, encoder_flops, projection_flops
 from pretrain.model.heads import MaskedPredictions, MaskedTokenHead

@@ -14,9 +14,9 @@ from data_pipeline.io.model_folder import file_hash
 from data_pipeline.vocabulary.base import Vocabulary
 from pretrain.config.encoder import SWITCHES, EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.headers import stored_headers
-from pretrain.export.families.registry import check_vocabulary, family_of, weight_files
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.folder import stored_headers, weight_files
+from pretrain.huggingface.registry import check_vocabulary, family_of
 from pretrain.objectives.registry import registered
 
 EQUAL = ("hidden", "heads", "intermediate", "activation")

@@ -14,9 +14,9 @@ from data_pipeline.shards.index import INDEX, Index, measured_note
 from pretrain.config.phases import Phase, batch_sizes, chosen, is_open, phases_of, with_micro_batches
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import resolve_precision
+from pretrain.huggingface.registry import export_warnings
 from pretrain.objectives.registry import load
 from pretrain.optim.schedule import Progress, learning_rate
-from pretrain.preflight.exportable import export_warnings
 from pretrain.preflight.gpus import CALIBRATED, Gpu
 from pretrain.preflight.memory import Memory, memory_by_stage, meta_model
 from pretrain.preflight.passes import PassCost, pass_costs

@@ -19,9 +19,9 @@ from data_pipeline.loader.loader import Shares
 from pretrain.config.phases import Phase
 from pretrain.config.settings import FP8, RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks, unstated_threads
+from pretrain.huggingface.registry import export_warnings
 from pretrain.optim.schedule import updates
 from pretrain.preflight.check_run import Plan
-from pretrain.preflight.exportable import export_warnings
 from pretrain.preflight.memory import parameters_of
 from pretrain.preflight.room import check_room
 from pretrain.run.human import in_bytes

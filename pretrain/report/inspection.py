@@ -15,8 +15,8 @@ from data_pipeline.errors import UserError, shown_json
 from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
 from pretrain.checkpoint.store import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.distributed.world import World
-from pretrain.export.families.folder import read_config
-from pretrain.export.families.headers import stored_headers
+from pretrain.huggingface.config_json import read_config
+from pretrain.huggingface.folder import stored_headers
 from pretrain.run.files import is_number
 from pretrain.run.folder import CONFIG, RUN, model_folders, not_sealed, read_run, read_settings, read_summary
 from pretrain.run.metrics import Losses, Score, findings, headline_of, leading, secondary, with_majority

@@ -29,7 +29,7 @@ from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import Feature, Task, TaskData
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
-from pretrain.export.families.load import quiet
+from pretrain.huggingface.load import quiet
 from tests.benchmarks.timing import seconds
 
 TRAINERS = {

@@ -17,9 +17,9 @@ from data_pipeline.loader.loader import Shares
 from data_pipeline.loader.packing import caps_for
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.registry import chosen_families
-from pretrain.export.families.xlnet import places
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.registry import chosen_families
+from pretrain.huggingface.xlnet import places
 from pretrain.model.batch import IGNORED, MicroBatch
 from pretrain.model.projection.span_boundary import span_rows
 from pretrain.objectives.spanbert import PLACE_SIZE, PLACES

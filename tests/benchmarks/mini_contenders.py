@@ -18,8 +18,8 @@ from launch.settings.recipe import load_config
 from pretrain.checkpoint.store import checkpoints, find_checkpoint, step_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.export.families.registry import chosen_families
-from pretrain.export.reader import read_weights
+from pretrain.huggingface.folder import read_weights
+from pretrain.huggingface.registry import chosen_families
 from pretrain.model.initialize import load_parameters
 from pretrain.preflight.check_run import check_run
 from pretrain.training.validation import HeldOut

@@ -5,7 +5,7 @@ from typing import Any
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.registry import FAMILIES
+from pretrain.huggingface.registry import FAMILIES
 
 WORDS = 100
 """Entries of its vocabulary."""

@@ -11,8 +11,8 @@ import transformers
 
 from data_pipeline.vocabulary.base import Vocabulary, json_text
 from data_pipeline.vocabulary.files import parse_tokenizer_json
-from pretrain.export.families.load import quiet
 from pretrain.export.tokenizer import INPUTS, write_tokenizer
+from pretrain.huggingface.load import quiet
 from tests.factories.vocabularies import modernbert_tokenizer, trained
 
 SIZES = {

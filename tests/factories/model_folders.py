@@ -22,7 +22,7 @@ from pretrain.evaluate.downstream.settings import settings_for
 from pretrain.evaluate.fill import fill_blanks
 from pretrain.export.bundle import gather
 from pretrain.export.extended_tokenizer import write_extended_tokenizer
-from pretrain.export.reader import read_weights
+from pretrain.huggingface.folder import read_weights
 from pretrain.objectives.teacher import check_teacher
 from pretrain.report.inspection import describe
 from pretrain.training.initial_weights.check import check_hugging_face

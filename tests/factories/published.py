@@ -9,8 +9,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pretrain.export.families.modernbert_electra import HEAD, HEAD_FILE
 from pretrain.export.tokenizer import INPUTS, PROBES
+from pretrain.huggingface.modernbert import HEAD, HEAD_FILE
 from tests.factories.encoders import NO_SEGMENTS, write_encoder, write_modernbert
 from tests.factories.vocabularies import roberta_tokenizer, trained
 

@@ -13,10 +13,10 @@ from data_pipeline.shards.index import TOKENIZER, Index, VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.bert import BERT_FOR_PRETRAINING
-from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.bert import BERT_FOR_PRETRAINING
+from pretrain.huggingface.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.huggingface.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.registry import load, registered
 from pretrain.objectives.teacher import has_teacher

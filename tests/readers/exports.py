@@ -23,9 +23,9 @@ from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.base import Vocabulary
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.load import quiet
-from pretrain.export.families.registry import FAMILIES, chosen_families, family_of
 from pretrain.export.writer import export
+from pretrain.huggingface.load import quiet
+from pretrain.huggingface.registry import FAMILIES, chosen_families, family_of
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.registry import OBJECTIVES, load, registered

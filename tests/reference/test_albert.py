@@ -18,10 +18,10 @@ from data_pipeline.io.model_folder import NOTE
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
-from pretrain.export.families.load import quiet
-from pretrain.export.reader import merge_shared, read_weights
 from pretrain.export.writer import export
+from pretrain.huggingface.albert import ALBERT_FOR_PRETRAINING
+from pretrain.huggingface.folder import merge_shared, read_weights
+from pretrain.huggingface.load import quiet
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
-from pretrain.export.families.base import Family
-from pretrain.export.families.registry import FAMILIES
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.registry import FAMILIES
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.base import Model

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.float64 import KeepFloat64
-from pretrain.export.families.registry import chosen_families
 from pretrain.export.writer import with_own_inputs
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.heads import KeepFloat64
+from pretrain.huggingface.registry import chosen_families
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import initialize, load_parameters, without_padding
 from pretrain.objectives.base import Model

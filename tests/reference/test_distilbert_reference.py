@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
-from pretrain.export.families.distilbert import DISTILBERT_FOR_MASKED_LM
+from pretrain.huggingface.bert import DISTILBERT_FOR_MASKED_LM
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.registry import load

@@ -13,13 +13,8 @@ from torch.nn import functional as F
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.electra import (
-    DELTA,
-    ELECTRA_FOR_MASKED_LM,
-    ELECTRA_FOR_PRETRAINING,
-    taken_apart,
-)
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.electra import DELTA, ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING, taken_apart
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model

@@ -16,10 +16,10 @@ from data_pipeline.io.model_folder import NOTE
 from data_pipeline.records import Examples
 from pretrain.config.encoder import EncoderSettings
 from pretrain.export import parity
-from pretrain.export.families import bert
-from pretrain.export.families.bert import BERT_FOR_PRETRAINING
-from pretrain.export.reader import read_weights
 from pretrain.export.tokenizer import write_tokenizer
+from pretrain.huggingface import bert
+from pretrain.huggingface.bert import BERT_FOR_PRETRAINING
+from pretrain.huggingface.folder import read_weights
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters
 from pretrain.objectives.registry import OBJECTIVES

@@ -16,15 +16,14 @@ from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export import writer
 from pretrain.export.bundle import exported_folders, gather
-from pretrain.export.families import registry
-from pretrain.export.families.base import Family
-from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
-from pretrain.export.families.bert_decoder import BERT_DECODER
-from pretrain.export.families.registry import FAMILIES, family_of
-from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM
 from pretrain.export.parity import check_parity
-from pretrain.export.reader import read_weights
 from pretrain.export.tokenizer import write_tokenizer
+from pretrain.huggingface import registry
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.bert import BERT_DECODER, BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
+from pretrain.huggingface.folder import read_weights
+from pretrain.huggingface.registry import FAMILIES, family_of
+from pretrain.huggingface.roberta import ROBERTA_FOR_MASKED_LM
 from pretrain.model.attention_tiles import CAUSAL, FULL, Visibility
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder

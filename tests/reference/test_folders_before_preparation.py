@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.files import load_vocabulary
-from pretrain.export.families.load import quiet
 from pretrain.export.tokenizer import INPUTS
+from pretrain.huggingface.load import quiet
 from pretrain.training.initial_weights.check import check_hugging_face
 from tests.factories.encoders import NO_SEGMENTS, write_encoder
 from tests.factories.published import DISTILBERT, SAME, written

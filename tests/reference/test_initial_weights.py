@@ -15,10 +15,10 @@ from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.files import load_vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.load import quiet
-from pretrain.export.families.weight_names import POSITIONS
 from pretrain.export.tokenizer import INPUTS
 from pretrain.export.writer import export
+from pretrain.huggingface.base import POSITIONS
+from pretrain.huggingface.load import quiet
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.registry import load
 from pretrain.run.folder import model_folders

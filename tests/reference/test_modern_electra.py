@@ -17,14 +17,13 @@ from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export import writer
 from pretrain.export.bundle import gather
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
-from pretrain.export.families.modernbert_electra import HEAD_FILE
-from pretrain.export.families.registry import chosen_families, family_of
 from pretrain.export.parity import check_parity
+from pretrain.huggingface.folder import folder_settings
+from pretrain.huggingface.modernbert import HEAD_FILE, MODERNBERT_FOR_MASKED_LM
+from pretrain.huggingface.registry import chosen_families, family_of
 from pretrain.model.encoder import add_up
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.registry import load
-from pretrain.training.initial_weights.folder_settings import folder_settings
 from pretrain.training.initial_weights.load import InitialWeights, initial_weights
 from tests.factories.exports import CARD, WORDS
 from tests.factories.models import config_of, scattered_model

@@ -17,12 +17,12 @@ from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export import writer
-from pretrain.export.families.base import Family
-from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
-from pretrain.export.families.load import quiet
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
-from pretrain.export.families.registry import chosen_families, family_of
-from pretrain.export.reader import read_weights
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.huggingface.folder import read_weights
+from pretrain.huggingface.load import quiet
+from pretrain.huggingface.modernbert import MODERNBERT_FOR_MASKED_LM
+from pretrain.huggingface.registry import chosen_families, family_of
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model

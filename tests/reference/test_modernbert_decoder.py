@@ -10,13 +10,11 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.encoder import EncoderSettings
 from pretrain.export import writer
-from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
-from pretrain.export.families.modernbert_decoder import MODERNBERT_DECODER
-from pretrain.export.families.registry import chosen_families, family_of
-from pretrain.export.reader import read_weights
+from pretrain.huggingface.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.huggingface.folder import folder_settings, read_weights
+from pretrain.huggingface.modernbert import MODERNBERT_DECODER, MODERNBERT_FOR_MASKED_LM
+from pretrain.huggingface.registry import chosen_families, family_of
 from pretrain.objectives.registry import load
-from pretrain.training.initial_weights.folder_settings import folder_settings
 from tests.factories.exports import CARD, WORDS, random_weights
 from tests.factories.models import config_of
 from tests.reference.test_modernbert import modern

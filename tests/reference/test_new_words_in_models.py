@@ -15,7 +15,7 @@ from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
 from data_pipeline.vocabulary.new_words import WordCounts, choose, old_pieces
-from pretrain.export.families.registry import check_vocabulary
+from pretrain.huggingface.registry import check_vocabulary
 from pretrain.model.initialize import vocabulary_rows, without_padding
 from pretrain.objectives.registry import load
 from pretrain.training.initial_weights.check import check_hugging_face

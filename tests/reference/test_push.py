@@ -20,8 +20,8 @@ from pretrain.config.encoder import EncoderSettings
 from pretrain.export import hub as hub_module
 from pretrain.export.bundle import BELONGS, PLACEHOLDER, exported_folders, gather
 from pretrain.export.card import Card
-from pretrain.export.families.bert import BERT_FOR_MASKED_LM
 from pretrain.export.hub import push
+from pretrain.huggingface.bert import BERT_FOR_MASKED_LM
 from pretrain.report.inspection import describe
 from tests.command_line import Maskmill
 from tests.factories.exports import Exporter

@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from pretrain.export.families.registry import FAMILIES
+from pretrain.huggingface.registry import FAMILIES
 from tests.readers.exports import table, write
 from tests.readers.load import compared, main, tokenized
 

@@ -20,10 +20,10 @@ from launch.settings.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.load import quiet
-from pretrain.export.families.registry import FAMILIES
-from pretrain.export.reader import read_weights
 from pretrain.export.writer import export
+from pretrain.huggingface.folder import read_weights
+from pretrain.huggingface.load import quiet
+from pretrain.huggingface.registry import FAMILIES
 from pretrain.model.batch import IGNORED, MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model

@@ -22,10 +22,10 @@ from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.registry import check_config
-from pretrain.export.families.xlnet import XLNET_LM, same_dtype
-from pretrain.export.reader import read_weights
 from pretrain.export.writer import export
+from pretrain.huggingface.folder import read_weights
+from pretrain.huggingface.registry import check_config
+from pretrain.huggingface.xlnet import XLNET_LM, same_dtype
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model

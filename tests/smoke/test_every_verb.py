@@ -8,9 +8,9 @@ import transformers
 from torch import Tensor
 
 from pretrain.checkpoint.store import newest_checkpoint
-from pretrain.export.families.base import Family
-from pretrain.export.families.registry import chosen_families
 from pretrain.export.writer import family_folders
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.registry import chosen_families
 from pretrain.objectives.registry import OBJECTIVES, with_defaults
 from pretrain.run.folder import read_config
 from tests.command_line import Maskmill, described, setting

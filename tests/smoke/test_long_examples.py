@@ -13,7 +13,7 @@ from data_pipeline.records import concatenate
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.shard import BlockReader
 from pretrain.config.encoder import EncoderSettings
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
+from pretrain.huggingface.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.model import attention, attention_tiles
 from pretrain.model.attention_tiles import Visibility
 from pretrain.model.batch import MicroBatch

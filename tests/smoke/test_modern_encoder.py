@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
+from pretrain.huggingface.modernbert import MODERNBERT_FOR_MASKED_LM
 from tests.command_line import ROOT, Maskmill, write_text
 from tests.factories.members import MODERN, prepared_member
 from tests.pages import commands_of

@@ -9,7 +9,7 @@ import yaml
 from launch.settings.recipe import load_config
 from pretrain.config.phases import batch_sizes, phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.registry import chosen_families
+from pretrain.huggingface.registry import chosen_families
 from pretrain.objectives.registry import load
 from pretrain.preflight.forecast import forecast, rate_of, text_of
 from pretrain.preflight.gpus import GPUS

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from pretrain.export.families.registry import FAMILIES
 from pretrain.export.tokenizer import PROBES
+from pretrain.huggingface.registry import FAMILIES
 from pretrain.run.folder import model_folders
 from tests.command_line import Maskmill, write_text
 from tests.factories.published import DISTILBERT, SAME, Source, assert_same_model, written

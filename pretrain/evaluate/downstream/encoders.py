@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from data_pipeline.errors import UserError
 from data_pipeline.settings import SEPARATORS, DataSettings
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder, deciding_inputs
-from pretrain.export.families.folder import read_config, weights_hash
-from pretrain.export.families.load import (
+from pretrain.huggingface.config_json import read_config, weights_hash
+from pretrain.huggingface.load import (
     first_position,
     load_config,
     load_model,

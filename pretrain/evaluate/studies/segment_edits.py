@@ -18,8 +18,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import canonical_json, file_sha256, write_whole
 from data_pipeline.io.model_folder import NOTE
-from pretrain.export.families.registry import weight_files
-from pretrain.export.families.stored import stored_tensors
+from pretrain.huggingface.folder import stored_tensors, weight_files
 
 TABLE = "token_type_embeddings.weight"
 _RANDOM = re.compile(r"RAND([0-9]+)")

@@ -6,7 +6,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import FILES
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.registry import check_config, check_vocabulary
+from pretrain.huggingface.registry import check_config, check_vocabulary
 from pretrain.run.folder import model_folders
 from pretrain.training.initial_weights.check_headers import check_headers
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from data_pipeline.errors import UserError
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.entries import Part, Weight
-from pretrain.export.families.headers import Header, stored_headers
-from pretrain.export.families.registry import family_of
+from pretrain.huggingface.base import Header, Part, Weight
+from pretrain.huggingface.folder import stored_headers
+from pretrain.huggingface.registry import family_of
 
 KINDS = ("", ".weight", ".bias")
 BARE = ("weight", "target", "for_content", "for_position", "for_segment", "segments")

@@ -11,8 +11,8 @@ from torch import Tensor
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import layer_and_rest
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.electra import DELTA, taken_apart
-from pretrain.export.reader import read_weights
+from pretrain.huggingface.electra import DELTA, taken_apart
+from pretrain.huggingface.folder import read_weights
 from pretrain.model.initialize import vocabulary_rows, without_padding
 from pretrain.objectives.base import Objective
 from pretrain.training.initial_weights.check_headers import not_whole, other_shape

@@ -109,7 +109,7 @@ def test_each_outside_library_is_imported_in_one_place() -> None:
         assert users <= places, f"{library} is imported in {sorted(users - places)}"
 
 
-LOADERS = {"pretrain/export/families/load.py"}
+LOADERS = {"pretrain/huggingface/load.py"}
 """Modules that load models and tokenizers of folders through transformers."""
 LOADING = re.compile(r"^(Auto|pipeline$|CONFIG_MAPPING$|TOKENIZER_MAPPING$|\*$)")
 

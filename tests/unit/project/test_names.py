@@ -12,7 +12,7 @@ from launch import cli
 from launch.recipes import RECIPES, recipe_names
 from launch.settings.recipe import setting_names
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.registry import FAMILIES
+from pretrain.huggingface.registry import FAMILIES
 from pretrain.objectives.registry import OBJECTIVES
 from tests.command_line import ROOT
 

@@ -85,7 +85,7 @@ def test_the_scan_sees(source: str) -> None:
 
 
 def test_the_arguments_of_the_one_loader_refuse_code_and_the_network() -> None:
-    from pretrain.export.families.load import SAFE
+    from pretrain.huggingface.load import SAFE
 
     assert SAFE == {"local_files_only": True, "trust_remote_code": False}
 

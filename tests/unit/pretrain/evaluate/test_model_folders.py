@@ -12,7 +12,7 @@ from tokenizers import Regex, pre_tokenizers
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import NOTE
 from pretrain.evaluate.fill import fill_blanks
-from pretrain.export.families.load import load_model, load_tokenizer, why_slow
+from pretrain.huggingface.load import load_model, load_tokenizer, why_slow
 from tests.factories.encoders import encoder_folder
 from tests.factories.model_folders import (
     CONFIG,
@@ -144,7 +144,7 @@ def test_an_encoder_without_a_head_for_words_fills_nothing(name: str, says: str)
 def headless(folder: Path) -> None:
     import transformers
 
-    from pretrain.export.families.load import quiet
+    from pretrain.huggingface.load import quiet
 
     with quiet():
         transformers.BertModel.from_pretrained(folder).save_pretrained(folder)

@@ -12,10 +12,10 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
-from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.huggingface.modernbert import MODERNBERT_FOR_MASKED_LM
+from pretrain.huggingface.roberta import ROBERTA_FOR_MASKED_LM
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.base import Model
 from pretrain.objectives.distilbert import kept_layers

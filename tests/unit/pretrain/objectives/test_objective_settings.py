@@ -12,7 +12,7 @@ from launch.settings.manual import manual
 from launch.settings.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import ObjectiveSettings, RunConfig
-from pretrain.export.families.registry import chosen_families
+from pretrain.huggingface.registry import chosen_families
 from pretrain.objectives.registry import OBJECTIVES, load, meet_needs, registered
 from pretrain.preflight.check_run import identity_of
 from pretrain.preflight.validate import check

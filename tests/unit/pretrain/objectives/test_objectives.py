@@ -10,8 +10,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import ObjectiveSettings, RunConfig
-from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
+from pretrain.huggingface.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.huggingface.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.model import vocabulary_losses
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
-from pretrain.export.families.load import quiet
-from pretrain.export.reader import read_weights
 from pretrain.export.writer import export
+from pretrain.huggingface.folder import read_weights
+from pretrain.huggingface.load import quiet
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.model.projection.span_boundary import span_rows
 from pretrain.objectives.registry import load

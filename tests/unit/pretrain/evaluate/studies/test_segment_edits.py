@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.studies.segment_edits import TABLE, edited_folder
-from pretrain.export.families.stored import stored_tensors
+from pretrain.huggingface.folder import stored_tensors
 from tests.factories.encoders import encoder_folder
 
 

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from launch.settings.folder import with_folder_settings
 from launch.settings.recipe import load_config
 from pretrain.config.yaml_files import schema
-from pretrain.export.families.registry import check_config
+from pretrain.huggingface.registry import check_config
 from tests.factories.configs import ALONE, WORDS, valid_config
 
 SETTINGS = schema()
@@ -173,7 +173,7 @@ NAMES_OF_FUNCTIONS = {
 def test_every_name_of_a_function_is_read(key: str, name: str, tmp_path: Path) -> None:
     from transformers.activations import ACT2FN
 
-    from pretrain.export.families.bert import ACTIVATIONS
+    from pretrain.huggingface.bert import ACTIVATIONS
 
     x = torch.linspace(-6, 6, 1001, dtype=torch.float64)
     for theirs, ours in NAMES_OF_FUNCTIONS.items():

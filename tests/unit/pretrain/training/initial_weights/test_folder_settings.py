@@ -11,11 +11,11 @@ from data_pipeline.vocabulary.files import load_vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.registry import FAMILIES
+from pretrain.huggingface.folder import folder_settings
+from pretrain.huggingface.registry import FAMILIES
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.run.folder import CONFIG
 from pretrain.training.initial_weights.check import check_hugging_face, check_vocabulary_there
-from pretrain.training.initial_weights.folder_settings import folder_settings
 from tests.factories.vocabularies import eurobert_tokenizer, trained
 
 FIELDS = {

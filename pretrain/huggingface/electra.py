@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from data_pipeline.errors import UserError
 from pretrain.config.encoder import ElectraSettings, EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.bert import BERT_FOR_PRETRAINING, NAMES
-from pretrain.export.families.entries import Config, Head
+from pretrain.huggingface.base import Config, Family, Head
+from pretrain.huggingface.bert import BERT_FOR_PRETRAINING, NAMES
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 EMBEDDINGS = "electra_embeddings"
 OF_DISCRIMINATOR, OF_GENERATOR = "encoder.embeddings.", "generator.embeddings."

@@ -6,26 +6,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.model_folder import check_hashes, is_plain, read_json
+from data_pipeline.io.model_folder import check_hashes
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
-from pretrain.export.families.base import Family
-from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
-from pretrain.export.families.bert_decoder import BERT_DECODER
-from pretrain.export.families.distilbert import DISTILBERT_FOR_MASKED_LM
-from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
-from pretrain.export.families.ernie import ERNIE_FOR_PRETRAINING
-from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
-from pretrain.export.families.folder import read_config
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
-from pretrain.export.families.modernbert_decoder import MODERNBERT_DECODER
-from pretrain.export.families.modernbert_electra import MODERNBERT_DISCRIMINATOR, MODERNBERT_GENERATOR
-from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM, XLM_ROBERTA_FOR_MASKED_LM
-from pretrain.export.families.xlnet import XLNET_LM
+from pretrain.huggingface.albert import ALBERT_FOR_PRETRAINING
+from pretrain.huggingface.base import Family
+from pretrain.huggingface.bert import (
+    BERT_DECODER,
+    BERT_FOR_MASKED_LM,
+    BERT_FOR_PRETRAINING,
+    DISTILBERT_FOR_MASKED_LM,
+    ERNIE_FOR_PRETRAINING,
+)
+from pretrain.huggingface.config_json import read_config
+from pretrain.huggingface.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
+from pretrain.huggingface.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.huggingface.modernbert import (
+    MODERNBERT_DECODER,
+    MODERNBERT_DISCRIMINATOR,
+    MODERNBERT_FOR_MASKED_LM,
+    MODERNBERT_GENERATOR,
+)
+from pretrain.huggingface.roberta import ROBERTA_FOR_MASKED_LM, XLM_ROBERTA_FOR_MASKED_LM
+from pretrain.huggingface.xlnet import XLNET_LM
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.base import Vocabulary
+
 
 FAMILIES = {
     family.name: family
@@ -156,35 +163,14 @@ def check_vocabulary(folder: Path, vocabulary: "Vocabulary", may_extend: bool = 
     return found
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Return the folder's safetensors files, as transformers chooses them: model.safetensors, or those that an index
-    names. Raises UserError if it has none, or for an index that names others."""
-    index, one = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if one.is_file():
-        return [one]
-    if index.exists():
-        names = read_json(index).get("weight_map")
-        listed = sorted(set(names.values()), key=str) if isinstance(names, dict) else []
-        for name in listed:
-            if not is_plain(name) or not name.endswith(".safetensors") or not (folder / name).is_file():
-                raise UserError(
-                    f"names {reprlib.repr(name)}", where=index, expected="*.safetensors files beside it"
-                )
-        paths = [folder / name for name in listed]
-    else:
-        paths = [path for path in sorted(folder.glob("model*.safetensors")) if path.is_file()]
-    if not paths:
-        pickled = any(folder.glob("pytorch_model*.bin"))
-        remedy = f"elsewhere, since pytorch_model.bin can run code: {_conversion(folder)}" if pickled else ""
-        raise UserError("no weights", where=folder, expected="model.safetensors", remedy=remedy)
-    return paths
+# Warn, before a run begins, about an encoder that no class of transformers has: its export will be refused.
 
 
-def _conversion(folder: Path) -> str:
-    """Return the two lines of Python, joined to one, that write the folder's weights as safetensors."""
-    family, config = family_of(folder)
-    classes = config.get("architectures")
-    named = str(classes[0]) if isinstance(classes, list) and classes else ""
-    name = named if named.isidentifier() else family.export_class
-    path = str(folder)
-    return f"from transformers import {name}; {name}.from_pretrained({path!r}).save_pretrained({path!r})"
+def export_warnings(config: RunConfig, families: Sequence[str]) -> list[str]:
+    """Return a line with the settings that stand in the way of an export as one of `families`, those of the run's
+    objective; none if there is a class for the run's encoder. The run may train all the same, as an experiment."""
+    try:
+        chosen_families(families, config)
+    except UserError as error:
+        return [f"{error.what} (known: {error.expected}); it trains, and `maskmill export` will refuse it"]
+    return []

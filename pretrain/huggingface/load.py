@@ -26,8 +26,8 @@ from transformers import (
 
 from data_pipeline.errors import UserError, first_line
 from data_pipeline.io.model_folder import check_hashes, read_json
-from pretrain.export.families.folder import read_config
-from pretrain.export.families.stored import stored_tensors
+from pretrain.huggingface.config_json import read_config
+from pretrain.huggingface.folder import stored_tensors
 
 SAFE = {"local_files_only": True, "trust_remote_code": False}
 NOT_OURS = ("auto_map", "dtype", "torch_dtype", "fusion_config", "distributed_config", "transformers_weights")

@@ -20,12 +20,12 @@ from pretrain.config.encoder import (
     names_within_layers,
 )
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.bert import BERT_FOR_PRETRAINING, FIELDS, NAMES
-from pretrain.export.families.entries import Config, Head
+from pretrain.huggingface.base import Config, Family, Head
+from pretrain.huggingface.bert import BERT_FOR_PRETRAINING, FIELDS, NAMES
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 _LAYER, _GROUP = "encoder.layers.{i}", "albert.encoder.albert_layer_groups.{i}.albert_layers.0"
 _PROJECTION = "albert.encoder.embedding_hidden_mapping_in"

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import CLS_SEGMENT, RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS
-from pretrain.export.families.entries import Config, Field, Head, Weight
+from pretrain.huggingface.base import Config, Family, Field, Head, Weight
+from pretrain.huggingface.bert import ACTIVATIONS, READABLE_ACTIVATIONS
 
 if TYPE_CHECKING:
     import transformers
     from torch import Tensor
 
     from pretrain.model.batch import MicroBatch
+
 
 _LAYER, _THEIR_LAYER = "encoder.layers.{i}", "transformer.layer.{i}"
 

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import Family
-from pretrain.export.families.bert import FIELDS, NAMES
-from pretrain.export.families.entries import Config, Head, Weight
+from pretrain.huggingface.base import Config, Family, Head, Weight
+from pretrain.huggingface.bert import FIELDS, NAMES
 
 if TYPE_CHECKING:
     from torch import Tensor

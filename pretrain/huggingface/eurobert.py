@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS
-from pretrain.export.families.entries import Config, Field, Head
-from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
-from pretrain.export.families.rotary import Rotary
+from pretrain.huggingface.base import Config, Field, Head, Rotary
+from pretrain.huggingface.bert import ACTIVATIONS, READABLE_ACTIVATIONS
+from pretrain.huggingface.modernbert import MODERNBERT_FOR_MASKED_LM
 
 _LAYER = "encoder.layers.{i}"
 
