@@ -10,9 +10,11 @@ from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import MaskedTokenHead, PairHead, masked_words
-from pretrain.objectives.base import MODERN_FAMILIES, Model, Objective
-from pretrain.objectives.losses import (
+from pretrain.objectives.base import (
     MASKED_METRICS,
+    MODERN_FAMILIES,
+    Model,
+    Objective,
     Term,
     Terms,
     masked_metrics,
@@ -21,7 +23,7 @@ from pretrain.objectives.losses import (
     pair_term,
 )
 
-if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
+if TYPE_CHECKING:
     from data_pipeline.loader.packing import StepShare
 
 
@@ -81,3 +83,39 @@ class Bert(Objective):
     def counts(self, share: "StepShare") -> dict[str, int]:
         """Count masked tokens and pairs."""
         return {"mlm": share.masked, self.task.name: share.pairs}
+
+
+# Train ALBERT: masked tokens and the order of two segments, each weighing 1 (Lan et al. 2020, section 3).
+#
+# The loss is that of `bert` with the pair task of data.sequences=sentence_order; the paper also compares next-sentence
+# prediction (section 4.6). What makes an ALBERT is in the encoder's settings: narrow embeddings
+# (encoder.embedding_size) and parameters that layers share (encoder.sharing, encoder.groups). N-gram masks are
+# data.masking=ngram; the recipes have all of it.
+#
+# Where the published code (google-research/albert) and this differ: there a chunk of one sentence gets a random second
+# segment, here it is cut in two (data_pipeline/sequences/pairs.py); its n-grams may cross a [SEP], and its words are
+# separated at punctuation and digits as well as at spaces (data_pipeline/masking/phrases.py).
+
+
+class Albert(Bert):
+    """The objective `albert`."""
+
+    families = ("AlbertForPreTraining",)
+
+
+# Train ERNIE 1.0: masked tokens, phrases and names, and labels of pairs (Sun et al. 2019, section 3).
+#
+# The loss is that of `bert`. Its stages, knowledge of ever larger units, are kinds of masks that follow one another in
+# one run (data.mask_stages with data.dynamic_masking): pairs and schedule continue, and no stage needs shards of its
+# own. What makes the encoder an ERNIE (relu, LayerNorm with 1e-5) is in the recipes.
+#
+# Where the published code (PaddlePaddle/ERNIE, 2019) and this differ: its labels of pairs are 1 for the true next
+# segment, here, as in BERT and in transformers' class, 0; it draws for each phrase whether it is masked, without a
+# limit (data_pipeline/masking/masker.py); its pairs join neighbours of a shuffled buffer. Its dialogue embeddings and
+# their task are left out.
+
+
+class Ernie(Bert):
+    """The objective `ernie`."""
+
+    families = ("ErnieForPreTraining", *MODERN_FAMILIES)

@@ -17,8 +17,7 @@ from pretrain.model.attention_tiles import CAUSAL
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import NextTokenHead
-from pretrain.objectives.base import Model, Objective
-from pretrain.objectives.losses import Term, Terms, accuracy
+from pretrain.objectives.base import Model, Objective, Term, Terms, accuracy
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.packing import StepShare

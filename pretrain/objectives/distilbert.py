@@ -24,12 +24,19 @@ from pretrain.model.encoder import Encoder, encoder_flops, projection_flops
 from pretrain.model.heads import MaskedPredictions, MaskedTokenHead
 from pretrain.model.initialize import load_parameters
 from pretrain.model.vocabulary_losses import SoftTargets, Targets, soft_targets
-from pretrain.objectives.base import MODERN_FAMILIES, Model
-from pretrain.objectives.losses import MASKED_METRICS, Ratio, Term, Terms, masked_metrics
+from pretrain.objectives.base import (
+    MASKED_METRICS,
+    MODERN_FAMILIES,
+    Model,
+    Ratio,
+    Term,
+    Terms,
+    masked_metrics,
+)
 from pretrain.objectives.mlm import MaskedTokens, Mlm
 from pretrain.objectives.teacher import Teacher, find_teacher, teacher_encoder
 
-if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
+if TYPE_CHECKING:
     from data_pipeline.loader.packing import StepShare
 
 
@@ -204,3 +211,15 @@ def first_weights(
         positions = positions + segment[0]
     weights["encoder.embeddings.position.weight"] = positions
     return weights
+
+
+# Train DistilRoBERTa: a student of a RoBERTa's, with DistilBERT's losses (Sanh et al. 2019, and its published code).
+#
+# Six layers learn from RoBERTa-base, over its byte-level BPE vocabulary, and are exported as a RoBERTa. That code can
+# freeze the position embeddings of such students; here they are always trained.
+
+
+class DistilRoberta(DistilBert):
+    """The objective `distilroberta`."""
+
+    families = ("RobertaForMaskedLM", *MODERN_FAMILIES)

@@ -54,14 +54,12 @@ _ALBERTS = ("sentence_order", "segment_pair", "sentence_pair")
 OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
     "mlm": Registered("pretrain.objectives.mlm:Mlm", _ANY),
-    "albert": Registered(
-        "pretrain.objectives.albert:Albert", _ALBERTS, (*NARROW, *SHARED), judges_pairs=True
-    ),
-    "ernie": Registered("pretrain.objectives.ernie:Ernie", PAIRS, judges_pairs=True),
+    "albert": Registered("pretrain.objectives.bert:Albert", _ALBERTS, (*NARROW, *SHARED), judges_pairs=True),
+    "ernie": Registered("pretrain.objectives.bert:Ernie", PAIRS, judges_pairs=True),
     "causal": Registered("pretrain.objectives.causal:Causal", SINGLES, masking=(UNMASKED,)),
     "electra": Registered("pretrain.objectives.electra:Electra", _ANY, (*NARROW, *MODERN)),
     "electra_two_stage": Registered(
-        "pretrain.objectives.electra_two_stage:SecondStage", _ANY, encoder=(), teacher="generator"
+        "pretrain.objectives.electra:SecondStage", _ANY, encoder=(), teacher="generator"
     ),
     "distilbert": Registered(
         "pretrain.objectives.distilbert:DistilBert",
@@ -71,18 +69,18 @@ OBJECTIVES = {
     ),
     "spanbert": Registered("pretrain.objectives.spanbert:SpanBert", SINGLES),
     "roberta": Registered(
-        "pretrain.objectives.roberta:Roberta",
+        "pretrain.objectives.mlm:Roberta",
         _ROBERTAS,
         needs={"vocabulary.kind": ("bpe",), **_ROBERTA_NEEDS},
     ),
     "distilroberta": Registered(
-        "pretrain.objectives.distilroberta:DistilRoberta",
+        "pretrain.objectives.distilbert:DistilRoberta",
         _ANY,
         teacher="teacher",
         needs={"vocabulary.kind": ("bpe",), **_ROBERTA_NEEDS},
     ),
     "xlmr": Registered(
-        "pretrain.objectives.roberta:XlmR",
+        "pretrain.objectives.mlm:XlmR",
         _ROBERTAS,
         needs={"vocabulary.kind": ("unigram",), "vocabulary.specials": ("roberta",), **_ROBERTA_NEEDS},
     ),

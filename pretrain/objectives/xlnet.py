@@ -35,8 +35,7 @@ from pretrain.model.heads import Predictions
 from pretrain.model.initialize import padded
 from pretrain.model.vocabulary_losses import row_keys, vocabulary_cross_entropy
 from pretrain.model.xlnet import TwoStreamEncoder
-from pretrain.objectives.base import Model, Objective
-from pretrain.objectives.losses import Term, Terms, accuracy
+from pretrain.objectives.base import Model, Objective, Term, Terms, accuracy
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.packing import StepShare

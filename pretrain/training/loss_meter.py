@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pretrain.distributed.world import World
-from pretrain.objectives.losses import Terms
+from pretrain.objectives.base import Terms
 from pretrain.run.metrics import metric
 
 LARGEST_EXPONENT = 700.0

@@ -21,8 +21,7 @@ from pretrain.huggingface.base import Family
 from pretrain.huggingface.registry import chosen_families
 from pretrain.huggingface.xlnet import places
 from pretrain.model.batch import IGNORED, MicroBatch
-from pretrain.model.projection.span_boundary import span_rows
-from pretrain.objectives.spanbert import PLACE_SIZE, PLACES
+from pretrain.objectives.spanbert import PLACE_SIZE, PLACES, span_rows
 from pretrain.objectives.teacher import find_teacher
 from pretrain.objectives.xlnet import factorization_ranks
 from pretrain.preflight.check_run import Plan

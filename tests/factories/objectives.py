@@ -10,8 +10,7 @@ from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config import yaml_files
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.model.batch import MicroBatch
-from pretrain.objectives.base import Model
-from pretrain.objectives.losses import Terms
+from pretrain.objectives.base import Model, Terms
 from pretrain.objectives.mlm import MaskedTokens, Mlm
 from pretrain.objectives.registry import OBJECTIVES, Registered
 

@@ -26,8 +26,7 @@ from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import initialize, load_parameters, without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.causal import reversed_examples
-from pretrain.objectives.electra import detect
-from pretrain.objectives.electra_two_stage import Discriminator
+from pretrain.objectives.electra import Discriminator, detect
 from pretrain.objectives.registry import load
 from tests.factories.models import config_of, scattered
 

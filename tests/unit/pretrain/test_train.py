@@ -25,7 +25,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
 from pretrain.monitoring.run_log import is_due
-from pretrain.objectives.losses import Term, Terms
+from pretrain.objectives.base import Term, Terms
 from pretrain.objectives.registry import load, with_defaults
 from pretrain.preflight.check_run import identity_of
 from pretrain.train import compute

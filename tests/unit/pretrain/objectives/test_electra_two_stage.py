@@ -10,7 +10,7 @@ from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.base import Model
-from pretrain.objectives.electra_two_stage import Discriminator, Generator
+from pretrain.objectives.electra import Discriminator, Generator
 from pretrain.objectives.registry import load
 from pretrain.objectives.teacher import teacher_identity
 from tests.factories.models import config_of

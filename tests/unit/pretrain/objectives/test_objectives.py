@@ -15,8 +15,7 @@ from pretrain.huggingface.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.model import vocabulary_losses
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS
-from pretrain.objectives.base import Model
-from pretrain.objectives.losses import Terms
+from pretrain.objectives.base import Model, Terms
 from pretrain.objectives.registry import MODERN, OBJECTIVES, load, registered, with_defaults
 from tests.factories.models import config_of
 

@@ -16,8 +16,8 @@ from pretrain.export.writer import export
 from pretrain.huggingface.folder import read_weights
 from pretrain.huggingface.load import quiet
 from pretrain.model.batch import MicroBatch, Shape
-from pretrain.model.projection.span_boundary import span_rows
 from pretrain.objectives.registry import load
+from pretrain.objectives.spanbert import span_rows
 from tests.factories.exports import CARD
 from tests.factories.models import config_of
 from tests.factories.vocabularies import trained
