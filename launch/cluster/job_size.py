@@ -50,8 +50,7 @@ def _rank_bytes(config: RunConfig, gpus: int, ranks: int) -> float:
     """Estimate the host memory of a rank: the model as each rank makes it before it is sharded; the copies of
     masters and moments that a checkpoint is written from; with zero.offload the optimizer; on CPUs everything that a
     GPU would hold."""
-    from pretrain.preflight.memory import meta_model, states
-    from pretrain.preflight.passes import pass_cost
+    from pretrain.preflight.memory import meta_model, pass_cost, states
 
     model = meta_model(config, max(config.vocabulary.size, _VOCABULARY))
     parameters = sum(parameter.numel() for parameter in model.parameters())

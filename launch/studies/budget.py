@@ -12,9 +12,8 @@ from pretrain.config.settings import RunConfig
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured
 from pretrain.objectives.registry import load
-from pretrain.preflight.flops import peak_flops
 from pretrain.preflight.forecast import forecast_phases, text_of
-from pretrain.preflight.step_time import Cluster
+from pretrain.preflight.step_time import Cluster, peak_flops
 from pretrain.run.human import duration
 
 CPU_SHARE = 0.45

@@ -20,9 +20,8 @@ from pretrain.monitoring.summary import begun, now, set_bounds
 from pretrain.monitoring.tracker import open_tracker
 from pretrain.monitoring.view import open_view
 from pretrain.monitoring.wandb.alerts import cause_of, disk_nearly_full
-from pretrain.preflight.check_run import Plan
-from pretrain.preflight.flops import peak_flops
-from pretrain.preflight.room import BYTES_PER_WEIGHT, DISK_MARGIN
+from pretrain.preflight.check_run import BYTES_PER_WEIGHT, DISK_MARGIN, Plan
+from pretrain.preflight.step_time import peak_flops
 from pretrain.run.files import text_of
 from pretrain.run.folder import (
     EVALUATING,

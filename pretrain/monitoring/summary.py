@@ -10,7 +10,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan
-from pretrain.preflight.flops import peak_source
+from pretrain.preflight.step_time import peak_source
 from pretrain.run.files import objects
 from pretrain.run.machine import machine
 from pretrain.run.metrics_log import TRUST

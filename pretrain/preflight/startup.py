@@ -21,9 +21,8 @@ from pretrain.config.settings import FP8, RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks, unstated_threads
 from pretrain.huggingface.registry import export_warnings
 from pretrain.optim.schedule import updates
-from pretrain.preflight.check_run import Plan
+from pretrain.preflight.check_run import Plan, check_room
 from pretrain.preflight.memory import parameters_of
-from pretrain.preflight.room import check_room
 from pretrain.run.human import in_bytes
 
 PROBE_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}

@@ -11,8 +11,7 @@ from pretrain.config.phases import is_open
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import sees_gpus
 from pretrain.objectives.registry import keeps_memory
-from pretrain.preflight.check_run import check_run
-from pretrain.preflight.room import surely_has_room
+from pretrain.preflight.check_run import check_run, surely_has_room
 from pretrain.training.claim_folder import check_folder, is_finished, refuse_locked, steps_done
 from pretrain.training.initial_weights.check_source import check_starting_weights
 from pretrain.training.settled_micro_batch import choose, visible_memory
@@ -63,7 +62,7 @@ def _check_probe(config: RunConfig) -> None:
 
 def _check_room(config: RunConfig, vocabulary_size: int) -> None:
     if not surely_has_room(config, vocabulary_size):
+        from pretrain.preflight.check_run import check_room
         from pretrain.preflight.memory import parameters_of  # the model itself says, which needs torch
-        from pretrain.preflight.room import check_room
 
         check_room(config, parameters_of(config, vocabulary_size))

@@ -13,7 +13,7 @@ Ids are random, lengths are what a row says: `large-128` and `base-128` full seq
 and `modern-8192` ModernBERT-base in full sequences, 30 % masked, `global-8192` the same without local layers. Dropout
 is BERT's 0.1 everywhere, attention included, and ModernBERT's own, unless `--dropout` says otherwise. One step is
 forward and backward over `--accumulation` micro-batches, clipping and a LAMB update. Utilisation counts the model's own
-operations on real tokens (pretrain/preflight/flops.py), no padding and no recomputation, against the dense bf16
+operations on real tokens (pretrain/preflight/step_time.py), no padding and no recomputation, against the dense bf16
 peak of the data sheet.
 """
 
@@ -37,9 +37,12 @@ from pretrain.distributed.launch_env import dtype_of  # noqa: E402
 from pretrain.distributed.world import set_arithmetic, settle_products  # noqa: E402
 from pretrain.model.attention import choose_backend  # noqa: E402
 from pretrain.objectives.registry import load  # noqa: E402
-from pretrain.preflight.flops import peak_flops  # noqa: E402
-from pretrain.preflight.memory import meta_model, states  # noqa: E402
-from pretrain.preflight.passes import pass_cost  # noqa: E402
+from pretrain.preflight.memory import (  # noqa: E402
+    meta_model,
+    pass_cost,
+    states,
+)
+from pretrain.preflight.step_time import peak_flops  # noqa: E402
 from pretrain.training import compile_model  # noqa: E402
 from pretrain.training.device_feed import Feed, HostShare  # noqa: E402
 from tests.benchmarks.gpu_engines import engine_of  # noqa: E402

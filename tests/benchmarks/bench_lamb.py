@@ -36,10 +36,7 @@ from torch import Tensor  # noqa: E402
 from pretrain.config.encoder import EncoderSettings  # noqa: E402
 from pretrain.config.settings import OptimSettings, RunConfig  # noqa: E402
 from pretrain.optim.flat_layout import Layout, Segment  # noqa: E402
-from pretrain.optim.lamb import (  # noqa: E402
-    Lamb,
-    choose,
-)
+from pretrain.optim.lamb import Lamb, choose  # noqa: E402
 from pretrain.optim.param_groups import parameter_groups  # noqa: E402
 from pretrain.preflight.memory import meta_model  # noqa: E402
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pretrain.preflight import flops
-from pretrain.preflight.flops import peak_flops, peak_source
+from pretrain.preflight import step_time
+from pretrain.preflight.step_time import peak_flops, peak_source
 
 CPU = torch.device("cpu")
 
@@ -21,6 +21,6 @@ def test_a_cpu_has_the_rate_of_its_fastest_product(monkeypatch: pytest.MonkeyPat
         assert a.shape == b.shape == (1024, 1024)
         clock[0] += next(took)
 
-    monkeypatch.setattr(flops.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(step_time.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(torch, "mm", product)
     assert (peak_flops(CPU, 0.0), peak_source(CPU, 0.0)) == (2 * 1024**3 / 0.5, "measured")

@@ -10,8 +10,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import resolve_precision
 from pretrain.preflight.forecast import forecast, launches_of_pass
 from pretrain.preflight.gpus import GPUS
-from pretrain.preflight.memory import meta_model
-from pretrain.preflight.passes import pass_costs
+from pretrain.preflight.memory import meta_model, pass_costs
 from pretrain.preflight.step_time import LAUNCH_SECONDS, Cluster, gradient_operations, update_operations
 from tests.command_line import ROOT, TINY
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from launch.settings.recipe import load_config
-from pretrain.preflight import passes as module
-from pretrain.preflight.memory import meta_model
-from pretrain.preflight.passes import PassCost, PeakBytes, pass_cost, pass_costs
+from pretrain.preflight import memory as module
+from pretrain.preflight.memory import PassCost, PeakBytes, meta_model, pass_cost, pass_costs
 
 
 def test_peak_bytes_of_a_pass_that_can_be_counted_by_hand() -> None:

@@ -11,11 +11,10 @@ from data_pipeline.loader.loader import Shares
 from launch.settings.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.distributed.world import World
-from pretrain.preflight.check_run import Plan, check_run
+from pretrain.preflight.check_run import Plan, check_room, check_run, most_kept
 from pretrain.preflight.forecast import forecast
 from pretrain.preflight.gpus import GPUS
 from pretrain.preflight.memory import parameters_of
-from pretrain.preflight.room import check_room, most_kept
 from pretrain.preflight.startup import check_links, doubts, phase_lines
 from pretrain.preflight.step_time import Cluster
 from tests.command_line import Maskmill, setting

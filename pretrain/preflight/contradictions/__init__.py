@@ -1,1 +1,0 @@
-"""Find settings that contradict each other; read find.py first."""
