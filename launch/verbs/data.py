@@ -62,7 +62,7 @@ def _extend(data: "DataSettings", settings: "VocabularySettings", old: Path) -> 
     from data_pipeline.vocabulary.extend import extend_vocabulary
     from data_pipeline.vocabulary.files import load_vocabulary
     from launch.new_words import shown
-    from pretrain.export.extended_tokenizer import write_extended_tokenizer
+    from pretrain.export.tokenizer import write_extended_tokenizer
 
     facts, fresh = extend_vocabulary(data, settings, load_vocabulary(old), stages(console), warn=say)
     write_extended_tokenizer(Path(data.vocab), old)

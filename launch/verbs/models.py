@@ -33,13 +33,13 @@ def export(
     \b
     Example:
         maskmill export runs/base --out models/base"""
-    from pretrain.export.bundle import check_is_new
+    from pretrain.export.hub import check_is_new
 
     folder = run_folder(source, overrides)
     if out:
         check_is_new(Path(out))  # before transformers is imported, which takes seconds
     with waiting(errors, "exporting, and comparing both models' logits"):
-        from pretrain.export.export_run import export_run
+        from pretrain.export.export import export_run
         from pretrain.monitoring.wandb.artifacts import record_export
         from pretrain.report.show_samples import show_samples
 
@@ -76,7 +76,7 @@ def fill(
     if not texts and not held_out:
         raise UserError("nothing to fill", expected="sentences with a [MASK] in each, or --held-out")
     with waiting(errors, "filling blanks"):
-        from pretrain.evaluate.fill import fill_blanks, held_out_blanks, run_and_export
+        from pretrain.export.fill import fill_blanks, held_out_blanks, run_and_export
 
         run, exported = run_and_export(model)
         found = list(fill_blanks(exported, texts)) if texts else []

@@ -29,8 +29,7 @@ def push(
     \b
     Example:
         maskmill push runs/base yourname/base --private"""
-    from pretrain.export.bundle import exported_folders, gather, newest_step
-    from pretrain.export.hub import check_name
+    from pretrain.export.hub import check_name, exported_folders, gather, newest_step
     from pretrain.export.hub import push as send
 
     folder = run_folder(source, None)

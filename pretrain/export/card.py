@@ -1,17 +1,272 @@
 """Write the model card, README.md of the exported folder, from the run's own records."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from pretrain.export.bundle import PLACEHOLDER
-from pretrain.export.hub import front_matter
-from pretrain.export.lineage import Parent
+import yaml
+
+from data_pipeline.errors import redact_settings
+from data_pipeline.shards.index import Index
+from data_pipeline.sources.snapshot import name_only, source_names
+from pretrain.checkpoint.store import Checkpoint
+from pretrain.config.settings import RunConfig, ScheduleSettings, TrainSettings
+from pretrain.export.hub import PLACEHOLDER, front_matter
+from pretrain.export.lineage import Parent, parent_of
 from pretrain.export.parity import Parity
-from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
 from pretrain.huggingface.base import Family
 from pretrain.huggingface.config_json import weights_hash
-from pretrain.run.task_scores import HEADS, TaskScore
+from pretrain.preflight.gpus import data_sheet
+from pretrain.run.files import is_number
+from pretrain.run.folder import Attempt, read_attempts, read_run, read_summary
+from pretrain.run.metrics import (
+    HELD_OUT,
+    Score,
+    findings,
+    headline_of,
+    leading,
+    leading_kind,
+    pair_kinds,
+    secondary,
+    with_majority,
+)
+from pretrain.run.metrics_log import read_metrics
+from pretrain.run.task_scores import HEADS, TaskScore, read_task_scores
+
+# Write the model card's section on how to reproduce the model, without private data.
+#
+# It shows only the last name of files and folders, nothing in URIs that could be secret, and only the settings that
+# decide the result.
+
+
+PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")
+"""Settings that name files or folders."""
+NO_PART_OF_A_RECIPE = {
+    "data": ("workers", "executor", "scheduler", "work", "tokens", "verify", "on_damage"),
+    "run": (
+        "dir",
+        "ranks",
+        "threads",
+        "stop_after",
+        "restarts",
+        "restart_delay",
+        "step_limit",
+        "stage_limit",
+        "folder_wait",
+    ),
+    "checkpoint": None,
+    "monitor": None,
+    "export": None,
+}
+"""Groups or settings that define where and how a run is executed, not what it learns."""
+
+
+def reproduce(whole: RunConfig, index: Index, summary: Mapping[str, Any]) -> str:
+    """Return the recipe and the commands that reproduce the model from the same text."""
+    versions = ", ".join(f"{name} {number}" for name, number in dict(summary.get("versions") or {}).items())
+    return _REPRODUCE.format(
+        recipe=recipe_yaml(whole), index=index.identity, versions=versions or "not recorded"
+    )
+
+
+_REPRODUCE = """\
+Save these settings as `recipe.yaml` and put your own folders in: of files and folders only the last name is given.
+
+```yaml
+{recipe}```
+
+```
+maskmill vocab recipe.yaml      # or the tokenizer.json of this model as data.vocab
+maskmill prepare recipe.yaml    # its index.json has the SHA-256 {index}
+maskmill train recipe.yaml
+maskmill export recipe.yaml
+```
+
+The same text gives the same shards, byte for byte. On the same build, kind of device, number of ranks and threads
+the weights are the same bit for bit; elsewhere within rounding, with other draws of dropout. Versions: {versions}."""
+
+
+def recipe_yaml(config: RunConfig) -> str:
+    """Return a recipe of the non-default settings that decide what is learnt, with only the last names of files and
+    folders."""
+    differing = _differing(asdict(config), asdict(RunConfig()))
+    return yaml.safe_dump(redact_settings(_named(differing)), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    left_out = NO_PART_OF_A_RECIPE.get(group) or ()
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if (not group and NO_PART_OF_A_RECIPE.get(key, ()) is None) or key in left_out:
+            continue
+        if isinstance(value, dict):
+            if inner := _differing(value, defaults[key], key):
+                found[key] = inner
+        elif value != defaults[key]:
+            found[key] = value if key != "phases" else [_learnt(phase) for phase in value]
+    return found
+
+
+def _learnt(phase: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: {k: v for k, v in value.items() if k not in (NO_PART_OF_A_RECIPE.get(key) or ())}
+        if isinstance(value, dict)
+        else value
+        for key, value in phase.items()
+    }
+
+
+def _named(values: Any) -> Any:
+    """Replace every file and folder by its last name."""
+    if isinstance(values, list):
+        return [_named(value) for value in values]
+    if not isinstance(values, dict):
+        return values
+    return {key: _places(value) if key in PLACES else _named(value) for key, value in values.items()}
+
+
+def _places(value: Any) -> Any:
+    return [name_only(str(v)) for v in value] if isinstance(value, list) else name_only(str(value))
+
+
+# Estimate a range of energy from device-hours, and state its assumptions.
+#
+# kWh = device-hours x maximum power of the device x load x PUE. Nothing is measured, so load and PUE are ranges, and
+# so is the result. There is no estimate for a device that is not in the table.
+
+
+LOAD = (0.5, 1.0)
+"""Share of the maximum power that a device draws in training."""
+PUE = (1.1, 1.58)
+"""PUE, total power per watt of the machines: from a cloud's fleet (Patterson et al. 2021) to the world average of 2018
+(Strubell et al. 2019, section 2)."""
+FORMULA = (
+    "kWh = GPU-hours x highest power of the GPU (its data sheet) x load x PUE / 1000, with a load of"
+    f" {LOAD[0]} to {LOAD[1]:.0f} and a PUE of {PUE[0]} (Patterson et al. 2021) to {PUE[1]} (Strubell et al. 2019)."
+    " Nothing was metered. GPUs alone, without the processors, memory and network around them and without the trials"
+    " before this run"
+)
+
+
+class Energy(NamedTuple):
+    """Minimum and maximum in kWh."""
+
+    least: float
+    most: float
+
+
+def watts(device: str) -> int | None:
+    """Return the maximum power of the GPU with the CUDA name `device`; None if unknown."""
+    sheet = data_sheet(device)
+    return sheet.watts if sheet else None
+
+
+def estimate(attempts: Iterable[Attempt]) -> Energy | None:
+    """Estimate the energy of these attempts; None if a device is unknown, since a partial sum misleads."""
+    hours = 0.0  # kW x h, before load and overhead
+    for attempt in attempts:
+        power = watts(attempt.device) if attempt.device_type == "cuda" else None
+        if power is None:
+            return None
+        hours += attempt.device_hours * power / 1000
+    return Energy(hours * LOAD[0] * PUE[0], hours * LOAD[1] * PUE[1])
+
+
+# Choose a sentence with a blank in the language of a model's text, for its card.
+#
+# It is never a sentence of the text itself: a card is published, and the text may be private. Where no language is
+# stated, the text shows one: by its script, or by the words that every text of a language has.
+
+
+BLANK = "{mask}"
+SENTENCES = {
+    "en": "She opened the {mask} and went out.",
+    "de": "Sie öffnete die {mask} und ging hinaus.",
+    "fr": "Elle ouvrit la {mask} et sortit.",
+    "es": "Ella abrió la {mask} y salió.",
+    "it": "Aprì la {mask} e uscì.",
+    "pt": "Ela abriu a {mask} e saiu.",
+    "nl": "Ze opende de {mask} en ging naar buiten.",
+    "sv": "Hon öppnade {mask} och gick ut.",
+    "da": "Hun åbnede {mask} og gik ud.",
+    "pl": "Otworzyła {mask} i wyszła.",
+    "cs": "Otevřela {mask} a vyšla ven.",
+    "ru": "Она открыла {mask} и вышла.",
+    "fi": "Hän avasi {mask} ja meni ulos.",
+    "zh": "她打开{mask}走了出去。",
+    "ja": "彼女は{mask}を開けて出て行った。",
+    "uk": "Вона відчинила {mask} і вийшла.",  # noqa: RUF001
+    "el": "Άνοιξε την {mask} και βγήκε έξω.",
+    "ar": "فتحت {mask} وخرجت.",
+    "hi": "उसने {mask} खोला और बाहर चली गई।",
+    "ko": "그녀는 {mask} 열고 나갔다.",
+    "tr": "Kadın {mask} açtı ve çıktı.",  # noqa: RUF001
+}
+"""By ISO 639-1 code."""
+
+
+def sentence_for(languages: Iterable[str]) -> str | None:
+    """Return a sentence with one BLANK in the first stated language that is known; English if none is stated, None if
+    none of those stated is known."""
+    stated = [language.lower().partition("-")[0] for language in languages]
+    if not stated:
+        return SENTENCES["en"]
+    return next((SENTENCES[language] for language in stated if language in SENTENCES), None)
+
+
+_WORDS = {
+    "en": "the of and to in is that was for with as his on be by this are from which",
+    "de": "der die und den das nicht von ist des sich mit dem ein zu auf eine im auch als wird",
+    "fr": "de la le les et des est une du que dans qui pour pas sur au plus par ce avec",
+    "es": "de la que el en los del las por con una para su es lo como pero sus al era",
+    "it": "di che la il un per non sono della con una del si nel alla dei piu anche gli era",
+    "pt": "de que os do da em um para com nao uma no na por mais as dos como mas ao",
+    "nl": "de het een van en dat niet te zijn op voor met die aan er hij ook maar bij werd",
+    "sv": "och att det som en pa ar av for den med till inte han om ett var jag hade hon",
+    "da": "og det at en den til er som pa af de med han ikke der var jeg et hun blev",
+    "pl": "nie sie na to jest do ze jak za od po ale czy tak tym przez byl tego jego przy",
+    "cs": "se na je ze to byl pro jako jeho ale by jsem nebo tak byla jsou bylo podle roce mezi",
+    "fi": "ja on ei se etta oli han mutta kun niin ovat myos joka kuin sen mita vain tai olla jo",
+    "tr": "bir bu da ne icin ile cok ama gibi daha olarak var kadar o sonra olan ya ben degil her",
+}
+"""Frequent words of languages of the Latin script, without accents."""
+_SCRIPTS = (
+    ("HIRAGANA", "ja"), ("KATAKANA", "ja"), ("HANGUL", "ko"), ("CJK", "zh"), ("CYRILLIC", "ru"), ("GREEK", "el"),
+    ("ARABIC", "ar"), ("DEVANAGARI", "hi"),
+)  # fmt: skip
+"""First word of a letter's Unicode name -> a language of that script; of two that a text has, the first one here."""
+_UKRAINIAN = frozenset("іїєґ")
+_SHARE, _ENOUGH = 0.3, 20
+"""Of the letters that must be of a script, and how many frequent words must be of a language."""
+
+
+def language_of(texts: Iterable[str]) -> str:
+    """Return the language of SENTENCES that the texts show; empty if they show none clearly. Persian and Urdu count as
+    Arabic, Marathi and Nepali as Hindi: the sentence that follows is at least in their script."""
+    words, scripts, letters = Counter[str](), Counter[str](), 0
+    ukrainian = 0
+    for text in texts:
+        for letter in text.lower():
+            if letter.isalpha():
+                letters += 1
+                scripts[unicodedata.name(letter, " ").split(" ")[0].split("-")[0]] += letter > "\u02ff"
+                ukrainian += letter in _UKRAINIAN
+        bare = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if not unicodedata.combining(c))
+        words.update(re.findall(r"[a-z]+", bare))
+    found = {script: scripts[script] for script, _ in _SCRIPTS}
+    if letters and sum(found.values()) > _SHARE * letters:
+        language = next(language for script, language in _SCRIPTS if found[script] > 0.05 * letters)
+        return "uk" if language == "ru" and ukrainian > 0.02 * letters else language
+    hits = Counter(
+        {language: sum(words[word] for word in listed.split()) for language, listed in _WORDS.items()}
+    )
+    (best, most), (_, second) = hits.most_common(2)
+    return best if most >= _ENOUGH and most > 1.3 * second else ""
+
 
 Facts = Mapping[str, "str | Mapping[str, object]"]
 """Section title -> a paragraph, or a table of names and values."""
@@ -175,3 +430,223 @@ def _cell(value: object) -> str:
     else:
         shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return " ".join(shown.split()).replace("|", "\\|")
+
+
+# Collect the model card's facts about data, recipe, training, hardware and scores from a run folder and its
+# checkpoint.
+#
+# A card is published: it shows only the last name of files and folders, nothing in URIs that could be secret, and only
+# the settings that decide the result.
+
+
+MOST_NAMED = 20
+"""Sources that a card names; the others are counted."""
+
+
+def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, config: RunConfig) -> Card:
+    """Return the card of the model in `checkpoint`. `whole`: the run's settings; `config`: those of its current
+    phase."""
+    summary, about = read_summary(run), read_run(run) or {}
+    figures, headline, parent = _figures(run, checkpoint.step), headline_of(summary), parent_of(whole)
+    facts: dict[str, str | Mapping[str, object]] = {
+        **({"Lineage": parent.facts} if parent else {}),
+        "Data": _data(index, config),
+        "Recipe": _recipe(config),
+        "Training": _training(checkpoint, index, config, summary),
+        "Hardware, time and energy": _hardware(read_attempts(run, summary), int(about.get("attempts", 0))),
+        "Scores on held-out text": _scores(figures, index, headline),
+        "How to reproduce it": reproduce(whole, index, summary),
+    }
+    return Card(
+        facts,
+        title=title_of(config),
+        languages=_languages(index),
+        parent=parent,
+        license=whole.export.license,
+        step=checkpoint.step,
+        scores=_published(figures, headline),
+        tasks=read_task_scores(run),
+    )
+
+
+def title_of(config: RunConfig) -> str:
+    """Return a name for a model: what it learnt and its size. The name of the run's folder may be private, and says
+    nothing of the model."""
+    return f"{config.objective.name}-{config.encoder.layers}x{config.encoder.hidden}"
+
+
+def _languages(index: Index) -> tuple[str, ...]:
+    """Return the languages that were stated of the shards' text."""
+    stated = index.settings.get("languages")
+    return tuple(dict.fromkeys(map(str, stated))) if isinstance(stated, list) else ()
+
+
+def _published(figures: Mapping[str, Any], headline: str) -> dict[str, float]:
+    """Return the held-out figures for the card's metadata: the headline metric and pairs."""
+    lead = leading_kind(headline).name
+    names = [headline, *(f"{lead}_{what}" for what in ("loss", "accuracy", "perplexity"))]
+    names += [f"{kind.name}_accuracy" for kind in pair_kinds(figures)]
+    keys = [f"{HELD_OUT}{name}" for name in dict.fromkeys(names)]
+    return {key: figures[key] for key in keys if is_number(figures.get(key))}
+
+
+def _data(index: Index, config: RunConfig) -> dict[str, object]:
+    reading = dict(index.statistics.get("reading") or {})
+    counted = {name.replace("_", " "): count for name, count in reading.items() if count}
+    names, languages = source_names(index.folder), ", ".join(_languages(index))
+    more = f", and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    made = {key: value for key, value in index.settings.items() if key not in ("languages", "separators")}
+    return {
+        "sources, by name": ", ".join(names[:MOST_NAMED]) + more or "not recorded with the shards",
+        "languages": languages or "not stated; sentences were found by the rules of English",
+        **{f"read: {name}": count for name, count in counted.items()},
+        "training examples": index.train.examples,
+        "training tokens": index.train.tokens,
+        "held-out examples": index.held_out.examples,
+        "vocabulary": f"{index.vocabulary.size:,} entries",
+        **{f"data.{key}": _shown(value) for key, value in made.items()},
+        "data.separators": config.data.separators,
+        "SHA-256 of index.json": index.identity,
+        "SHA-256 of the vocabulary": index.vocabulary.sha256,
+    }
+
+
+def _recipe(config: RunConfig) -> dict[str, object]:
+    groups = {name: asdict(config)[name] for name in ("encoder", "optim", "schedule")}
+    start = {"init_from": name_only(config.init_from)} if config.init_from else {}
+    return {
+        "objective.name": config.objective.name,
+        **{f"{name}.{key}": _shown(value) for name, group in groups.items() for key, value in group.items()},
+        **start,
+    }
+
+
+def _training(
+    checkpoint: Checkpoint, index: Index, config: RunConfig, summary: Mapping[str, Any]
+) -> dict[str, object]:
+    state, position = checkpoint.state, checkpoint.state.get("position", {})
+    examples = int(position.get("examples", 0))
+    in_phase = examples - int(position.get("phase_examples", 0))
+    phases = [phase for phase in summary.get("phases") or [] if phase["name"]]
+    return {
+        "steps done (accepted updates)": _steps_done(checkpoint.step, config, summary),
+        **({"phases": _phases(phases)} if phases else {}),
+        "batches skipped": len(position.get("skipped", ())),
+        "examples seen": examples,
+        "tokens seen, none of them padding": int(position.get("tokens", 0)),
+        "passes over the data" + (" of the last phase" if phases else ""): in_phase
+        / max(index.train.examples, 1),
+        "global batch, in examples": _batch(config.train),
+        "sequence length": index.settings["sequence_length"],
+        "peak learning rate": config.optim.lr,
+        "schedule": _schedule(config.schedule),
+        "clipping of the global gradient norm": config.train.clip or "none",
+        "precision (masters, moments and reduction in fp32)": state.get("identity", {}).get(
+            "train.precision", config.train.precision
+        ),
+        "parameters": summary.get("parameters", "unknown"),
+    }
+
+
+def _batch(train: TrainSettings) -> object:
+    if not train.batch_ramp:
+        return train.global_batch
+    return (
+        f"{train.global_batch:,}, from {train.batch_ramp_from:,} over the first {train.batch_ramp:,} batches"
+    )
+
+
+def _schedule(schedule: ScheduleSettings) -> str:
+    end = f" to {schedule.decay_to:g} of the peak" if schedule.decay_to else ""
+    decay = f", decay {schedule.decay:g} ({schedule.decay_shape}){end}" if schedule.name == "wsd" else ""
+    return f"{schedule.name}, warm-up {schedule.warmup:g}{decay}, over each {schedule.span}"
+
+
+def _steps_done(step: int, config: RunConfig, summary: Mapping[str, Any]) -> str:
+    steps, minutes = summary.get("steps") or config.train.steps, config.train.minutes
+    return f"{step:,}" + (f" of {steps:,}" if steps else "") + (f" in {minutes:g} minutes" if minutes else "")
+
+
+def _phases(phases: Iterable[Mapping[str, Any]]) -> str:
+    return "; ".join(
+        f"{p['name']}, {_end(p)}: batch {p['global_batch']:,}, length {p['sequence_length']}, rate {p['lr']}"
+        for p in phases
+    )
+
+
+def _end(phase: Mapping[str, Any]) -> str:
+    last = phase["last"]
+    return f"up to step {last:,}" if last is not None else f"of {phase.get('minutes') or 0:g} minutes"
+
+
+def _hardware(attempts: list[Attempt], started: int) -> dict[str, object]:
+    if not attempts:
+        return {"hardware": "not recorded", "energy": "not estimated: the run kept no record of its devices"}
+    places = dict.fromkeys(f"{attempt.ranks} x {attempt.device}" for attempt in attempts)
+    hours = {
+        kind: sum(attempt.device_hours for attempt in attempts if attempt.device_type == kind)
+        for kind in ("cuda", "cpu")
+    }
+    missing = f"; of {started - len(attempts)} more nothing is recorded" if started > len(attempts) else ""
+    return {
+        "hardware, by rank": "; ".join(places),
+        "times it was started": f"{len(attempts)}{missing}",
+        **({"GPU-hours, all attempts": _rounded(hours["cuda"])} if hours["cuda"] else {}),
+        **({"CPU-hours (threads x hours), all attempts": _rounded(hours["cpu"])} if hours["cpu"] else {}),
+        "wall-clock hours, all attempts": _rounded(sum(attempt.spent for attempt in attempts) / 3600),
+        "energy": _energy(attempts),
+    }
+
+
+def _energy(attempts: list[Attempt]) -> str:
+    found = estimate(attempts)
+    if found is None:
+        unknown = dict.fromkeys(
+            x.device for x in attempts if x.device_type != "cuda" or watts(x.device) is None
+        )
+        return f"not estimated: no highest power is known of {', '.join(unknown)} as it was used here"
+    return f"{_rounded(found.least)} to {_rounded(found.most)} kWh. {FORMULA}"
+
+
+def _scores(figures: Mapping[str, Any], index: Index, headline: str) -> "str | dict[str, object]":
+    """Return the headline scores beside their baselines, then what copying could achieve, then the findings in
+    words."""
+    if not figures:
+        return "The run was not evaluated at this step."
+    known = with_majority(figures, index.statistics.get("held_out"))
+    rows: dict[str, object] = {
+        f"{score.what} {score.at}".rstrip(): _beside(score) for score in leading(known, headline=headline)
+    }
+    rows |= {f"not comparable: {what}": value for what, value in secondary(known, headline=headline)}
+    found = findings(known, headline=headline)
+    return rows | ({"what this model has not learnt": " ".join(one.what for one in found)} if found else {})
+
+
+def _beside(score: Score) -> str:
+    return (
+        f"{score.value} (without any context, {score.than}: {score.baseline})"
+        if score.baseline
+        else score.value
+    )
+
+
+def _figures(run: Path, step: int) -> dict[str, Any]:
+    """Return the held-out figures of exactly this step, without those that are not numbers."""
+    here = [line for line in read_metrics(run) if line.get("kind") == "eval" and line.get("step") == step]
+    return {
+        name: value
+        for line in here
+        for name, value in line.items()
+        if name.startswith(HELD_OUT) and (is_number(value) or isinstance(value, str))
+    }
+
+
+def _shown(value: Any) -> object:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value == "" else value if isinstance(value, float) else str(value)
+
+
+def _rounded(value: float) -> str:
+    """Round to two digits: more would claim too much precision."""
+    return f"{float(f'{value:.2g}'):,g}"

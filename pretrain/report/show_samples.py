@@ -9,13 +9,13 @@ from pretrain.report.html.page import REPORT, render
 from pretrain.run.folder import SAMPLES
 
 if TYPE_CHECKING:
-    from pretrain.evaluate.samples import Sample
+    from pretrain.export.fill import Sample
 
 
 def show_samples(run: Path, step: int, samples: "list[Sample]", held_out: bool) -> None:
     """Save the filled blanks in the run folder, and re-write its report with them, if it has one. The export is done by
     then: a run folder that cannot be written is left as it is."""
-    from pretrain.evaluate.samples import write_samples  # imports torch, which a report does without
+    from pretrain.export.fill import write_samples  # imports torch, which a report does without
 
     try:
         write_samples(run, step, samples, held_out)

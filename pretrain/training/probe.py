@@ -54,7 +54,7 @@ class Probe:
         `maskmill evaluate` takes."""
         from pretrain.evaluate.downstream.encoders import InMemory
         from pretrain.evaluate.downstream.parts import pick_encoder
-        from pretrain.export.writer import write_without_weights
+        from pretrain.export.export import write_without_weights
 
         with TemporaryDirectory(prefix="maskmill-probe-") as folder:
             families = write_without_weights(self._config, self._tokenizer, Path(folder))

@@ -10,8 +10,8 @@ from torch import Tensor
 from data_pipeline.records import Examples
 from pretrain.config.encoder import EncoderSettings
 from pretrain.export.card import Card
+from pretrain.export.export import export
 from pretrain.export.parity import Parity
-from pretrain.export.writer import export
 from pretrain.model.initialize import without_padding
 from tests.factories.models import config_of, fresh_model
 

@@ -19,9 +19,9 @@ from launch.settings.recipe import load_config
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.fill import fill_blanks
-from pretrain.export.bundle import gather
-from pretrain.export.extended_tokenizer import write_extended_tokenizer
+from pretrain.export.fill import fill_blanks
+from pretrain.export.hub import gather
+from pretrain.export.tokenizer import write_extended_tokenizer
 from pretrain.huggingface.folder import read_weights
 from pretrain.objectives.teacher import check_teacher
 from pretrain.report.inspection import describe
@@ -171,7 +171,7 @@ def noted(change: Callable[[dict[str, Any]], object] = dict) -> Damage:
     """A maskmill.json with the hashes of the files, changed."""
 
     def damage(folder: Path) -> None:
-        from pretrain.export.writer import write_hashes
+        from pretrain.export.export import write_hashes
 
         (folder / CARD).write_text("A card.\n")
         write_hashes(folder, {}, 3)

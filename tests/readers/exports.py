@@ -23,7 +23,7 @@ from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.base import Vocabulary
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.writer import export
+from pretrain.export.export import export
 from pretrain.huggingface.load import quiet
 from pretrain.huggingface.registry import FAMILIES, chosen_families, family_of
 from pretrain.model.batch import MicroBatch

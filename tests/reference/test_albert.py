@@ -18,7 +18,7 @@ from data_pipeline.io.model_folder import NOTE
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.writer import export
+from pretrain.export.export import export
 from pretrain.huggingface.albert import ALBERT_FOR_PRETRAINING
 from pretrain.huggingface.folder import merge_shared, read_weights
 from pretrain.huggingface.load import quiet

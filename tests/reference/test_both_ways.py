@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.writer import with_own_inputs
+from pretrain.export.export import with_own_inputs
 from pretrain.huggingface.base import Family
 from pretrain.huggingface.heads import KeepFloat64
 from pretrain.huggingface.registry import chosen_families

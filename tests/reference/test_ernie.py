@@ -15,7 +15,7 @@ from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.writer import write_config
+from pretrain.export.export import write_config
 from pretrain.huggingface.bert import ERNIE_FOR_PRETRAINING
 from pretrain.huggingface.registry import check_config
 from pretrain.model.batch import MicroBatch

@@ -11,7 +11,7 @@ from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.extend import extend_vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
-from pretrain.export.extended_tokenizer import write_extended_tokenizer
+from pretrain.export.tokenizer import write_extended_tokenizer
 from tests.factories.encoders import encoder_folder
 from tests.factories.vocabularies import SAMPLE
 

@@ -14,8 +14,8 @@ from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export import writer
-from pretrain.export.bundle import exported_folders, gather
+from pretrain.export import export
+from pretrain.export.hub import exported_folders, gather
 from pretrain.export.parity import check_parity
 from pretrain.export.tokenizer import write_tokenizer
 from pretrain.huggingface import registry
@@ -55,8 +55,8 @@ class LeftToRight(Model):
 def write(model: Model, family: Family, config: RunConfig, folder: Path) -> Path:
     folder.mkdir()
     fields = family.config(config, STAMP)
-    writer.write_config(family, fields, folder)
-    writer.write_weights(model, family, fields, folder)
+    export.write_config(family, fields, folder)
+    export.write_weights(model, family, fields, folder)
     return folder
 
 
@@ -91,7 +91,7 @@ def test_a_model_from_right_to_left_reads_reversed_ids(
     config, folder = config_of("causal", settings), tmp_path / "model"
     config.objective.causal.direction = "right_to_left"
     state = random_weights("causal", settings)
-    assert set(writer.export(state, config, tokenizer_json, folder, examples, CARD)) == {"causal"}
+    assert set(export.export(state, config, tokenizer_json, folder, examples, CARD)) == {"causal"}
     exported = transformers.BertLMHeadModel.from_pretrained(folder).eval()
     assert exported.config.direction == "right_to_left"
     assert "reads from right to left" in " ".join((folder / "README.md").read_text("utf-8").split())

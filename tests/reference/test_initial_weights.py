@@ -15,8 +15,8 @@ from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.files import load_vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.settings import RunConfig
+from pretrain.export.export import export
 from pretrain.export.tokenizer import INPUTS
-from pretrain.export.writer import export
 from pretrain.huggingface.base import POSITIONS
 from pretrain.huggingface.load import quiet
 from pretrain.model.initialize import without_padding

@@ -15,8 +15,8 @@ from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export import writer
-from pretrain.export.bundle import gather
+from pretrain.export import export
+from pretrain.export.hub import gather
 from pretrain.export.parity import check_parity
 from pretrain.huggingface.folder import folder_settings
 from pretrain.huggingface.modernbert import HEAD_FILE, MODERNBERT_FOR_MASKED_LM
@@ -67,7 +67,7 @@ def test_what_is_exported_is_proven_and_started_from(
 ) -> None:
     run, folder = run_of(body, embeddings), tmp_path / "model"
     state = weights_of(run)
-    parity = writer.export(state, run, tokenizer_json, folder, streams, CARD)
+    parity = export.export(state, run, tokenizer_json, folder, streams, CARD)
     assert parity.keys() == {"mlm", "rtd"} | ({"hidden"} if body == "modernbert" else set())
     classes = [family_of(folder / name)[0].export_class for name in ("discriminator", "generator")]
     assert (
@@ -88,7 +88,7 @@ def test_what_is_exported_is_proven_and_started_from(
         allowed = 1e-6 if ".delta." in name else 0.0
         torch.testing.assert_close(back.weights[name], tensor, rtol=0, atol=allowed)
     once_more = tmp_path / "again"
-    writer.export(back.weights, run, tokenizer_json, once_more, streams, CARD)
+    export.export(back.weights, run, tokenizer_json, once_more, streams, CARD)
     for name in ("discriminator", "generator"):
         one, two = (load_file(path / name / "model.safetensors") for path in (folder, once_more))
         for key, tensor in one.items():
@@ -100,7 +100,7 @@ def test_the_discriminator_of_a_modernbert_has_its_head_beside(
 ) -> None:
     run = run_of("modernbert", "disentangled")
     state = weights_of(run)
-    writer.export(state, run, tokenizer_json, tmp_path / "model", streams, CARD)
+    export.export(state, run, tokenizer_json, tmp_path / "model", streams, CARD)
     folder = tmp_path / "model" / "discriminator"
     head = load_file(folder / HEAD_FILE)
     assert head.keys() == {name for name in state if name.startswith("rtd_head.")}
@@ -126,7 +126,7 @@ def test_a_discriminator_alone_gives_the_generator_its_tables(
     body: str, tokenizer_json: str, streams: Examples, tmp_path: Path
 ) -> None:
     run = run_of(body, "shared")
-    writer.export(weights_of(run), run, tokenizer_json, tmp_path / "model", streams, CARD)
+    export.export(weights_of(run), run, tokenizer_json, tmp_path / "model", streams, CARD)
     alone = tmp_path / "model" / "discriminator"
     found = started(run_of(body, "disentangled"), alone)
     whole = started(run, tmp_path / "model").weights["encoder.embeddings.word.weight"]
@@ -140,7 +140,7 @@ def test_a_discriminator_alone_gives_the_generator_its_tables(
 def test_positions_of_both_tables_grow(tokenizer_json: str, streams: Examples, tmp_path: Path) -> None:
     run = run_of("bert", "disentangled")
     state = weights_of(run)
-    writer.export(state, run, tokenizer_json, tmp_path / "model", streams, CARD)
+    export.export(state, run, tokenizer_json, tmp_path / "model", streams, CARD)
     longer = started(run_of("bert", "disentangled", max_positions=70), tmp_path / "model")
     assert longer.notes == ["48 positions extended to 70 (init_positions=repeat)"]
     for name in ("generator.embeddings.position.weight", "encoder.embeddings.position.delta.weight"):

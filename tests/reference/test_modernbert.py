@@ -16,7 +16,7 @@ from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export import writer
+from pretrain.export import export
 from pretrain.huggingface.base import Family
 from pretrain.huggingface.eurobert import EUROBERT_FOR_MASKED_LM
 from pretrain.huggingface.folder import read_weights
@@ -131,7 +131,7 @@ def test_an_export_is_proven_read_back_and_its_tokenizer_gives_no_segments(
     )
     settings = modern(family, rope_theta=300.0, **own)
     config, state, folder = config_of("mlm", settings), random_weights("mlm", settings), tmp_path / "model"
-    assert set(writer.export(state, config, tokenizer_json, folder, streams, CARD)) == {"mlm"}
+    assert set(export.export(state, config, tokenizer_json, folder, streams, CARD)) == {"mlm"}
     assert family_of(folder)[0] is family
     back = read_weights(folder, config, 85)
     assert back.keys() == state.keys()
@@ -155,11 +155,11 @@ def test_a_run_continues_with_a_larger_base_of_rope_and_its_export_has_it(
 ) -> None:
     settings = modern(family, rope_theta=300.0)
     state = random_weights("mlm", settings)
-    writer.export(state, config_of("mlm", settings), tokenizer_json, tmp_path / "short", streams, CARD)
+    export.export(state, config_of("mlm", settings), tokenizer_json, tmp_path / "short", streams, CARD)
     longer = config_of("mlm", replace(settings, rope_theta=9000.0))
     back = read_weights(tmp_path / "short", longer, 85)
     assert all(back[name].equal(state[name]) for name in state)
-    found = writer.export(back, longer, tokenizer_json, tmp_path / "long", streams, CARD)
+    found = export.export(back, longer, tokenizer_json, tmp_path / "long", streams, CARD)
     assert found["mlm"].difference <= found["mlm"].allowed  # transformers rotates by the new base as we do
     stated = [json.loads((tmp_path / name / "config.json").read_text("utf-8")) for name in ("short", "long")]
     assert [family.settings(one)["rope_theta"] for one in stated] == [300.0, 9000.0]
@@ -234,7 +234,7 @@ def test_a_head_that_the_class_lacks_is_kept_beside(
     settings = modern(MODERNBERT_FOR_MASKED_LM)
     config, state = config_of(name, settings), random_weights(name, settings)
     config.data.sequences = "segment_pair" if name == "bert" else "doc_sentences"
-    writer.export(state, config, tokenizer_json, tmp_path / "model", examples, CARD)
+    export.export(state, config, tokenizer_json, tmp_path / "model", examples, CARD)
     back = read_weights(tmp_path / "model", config, 85)
     assert any(name.startswith(head) for name in back)
     assert back.keys() == state.keys()

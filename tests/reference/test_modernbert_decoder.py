@@ -9,7 +9,7 @@ import transformers
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.encoder import EncoderSettings
-from pretrain.export import writer
+from pretrain.export import export
 from pretrain.huggingface.eurobert import EUROBERT_FOR_MASKED_LM
 from pretrain.huggingface.folder import folder_settings, read_weights
 from pretrain.huggingface.modernbert import MODERNBERT_DECODER, MODERNBERT_FOR_MASKED_LM
@@ -28,7 +28,7 @@ def test_it_is_exported_and_comes_back(
     encoder = modern(MODERNBERT_FOR_MASKED_LM, **sizes, biases=False, norm_biases=False)
     run, folder = config_of("causal", encoder), tmp_path / "model"
     state = random_weights("causal", encoder)
-    assert writer.export(state, run, tokenizer_json, folder, streams, CARD).keys() == {"causal"}
+    assert export.export(state, run, tokenizer_json, folder, streams, CARD).keys() == {"causal"}
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert type(theirs).__name__ == "ModernBertDecoderForCausalLM"
     assert theirs.config.sliding_window == window // 2 + 1, "the token itself is one"

@@ -18,9 +18,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.encoder import EncoderSettings
 from pretrain.export import hub as hub_module
-from pretrain.export.bundle import BELONGS, PLACEHOLDER, exported_folders, gather
 from pretrain.export.card import Card
-from pretrain.export.hub import push
+from pretrain.export.hub import BELONGS, PLACEHOLDER, exported_folders, gather, push
 from pretrain.huggingface.bert import BERT_FOR_MASKED_LM
 from pretrain.report.inspection import describe
 from tests.command_line import Maskmill

@@ -20,7 +20,7 @@ from launch.settings.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.export.writer import export
+from pretrain.export.export import export
 from pretrain.huggingface.folder import read_weights
 from pretrain.huggingface.load import quiet
 from pretrain.huggingface.registry import FAMILIES

@@ -22,7 +22,7 @@ from data_pipeline.shards.index import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.writer import export
+from pretrain.export.export import export
 from pretrain.huggingface.folder import read_weights
 from pretrain.huggingface.registry import check_config
 from pretrain.huggingface.xlnet import XLNET_LM, same_dtype

@@ -12,9 +12,8 @@ from huggingface_hub import ModelCard
 from data_pipeline.settings import settings_affecting_bytes
 from data_pipeline.sources.snapshot import name_only
 from launch.settings.recipe import load_config
-from pretrain.export.bundle import PLACEHOLDER
-from pretrain.export.card_recipe import recipe_yaml
-from pretrain.export.energy import LOAD, PUE, estimate, watts
+from pretrain.export.card import LOAD, PUE, estimate, recipe_yaml, watts
+from pretrain.export.hub import PLACEHOLDER
 from pretrain.run.folder import Attempt, read_attempts, sealed_lines
 from tests.command_line import Maskmill, as_only_rank, setting
 from tests.factories.tasks import FILES, write

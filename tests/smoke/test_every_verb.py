@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor
 
 from pretrain.checkpoint.store import newest_checkpoint
-from pretrain.export.writer import family_folders
+from pretrain.export.export import family_folders
 from pretrain.huggingface.base import Family
 from pretrain.huggingface.registry import chosen_families
 from pretrain.objectives.registry import OBJECTIVES, with_defaults

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.fill import held_out_blanks, run_and_export
-from pretrain.evaluate.samples import Sample, write_samples
+from pretrain.export.fill import Sample, held_out_blanks, run_and_export, write_samples
 from pretrain.run.folder import SAMPLES
 from tests.command_line import Maskmill
 

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from pretrain.config.settings import RunConfig
+from pretrain.export.card import SENTENCES, language_of, sentence_for
 from pretrain.export.lineage import CONTINUED, DISTILLED, parent_of
-from pretrain.export.sentences import SENTENCES, language_of, sentence_for
 
 MATTER = "---\nlicense: {license}\n{more}---\n\n# A model\n"
 

@@ -11,7 +11,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import NOTE
-from pretrain.evaluate.fill import fill_blanks
+from pretrain.export.fill import fill_blanks
 from pretrain.huggingface.load import load_model, load_tokenizer, why_slow
 from tests.factories.encoders import encoder_folder
 from tests.factories.model_folders import (

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 
 from data_pipeline.records import Examples
-from pretrain.evaluate.samples import Sample, fill_samples, write_samples
+from pretrain.export.fill import Sample, fill_samples, write_samples
 from pretrain.report.html.page import render
 from pretrain.report.show_samples import show_samples
 from pretrain.run.folder import SAMPLES

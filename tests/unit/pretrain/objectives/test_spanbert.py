@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
-from pretrain.export.writer import export
+from pretrain.export.export import export
 from pretrain.huggingface.folder import read_weights
 from pretrain.huggingface.load import quiet
 from pretrain.model.batch import MicroBatch, Shape

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
-from pretrain.export import card_facts
+from pretrain.export import card
 from pretrain.monitoring.console import Lines
 from pretrain.monitoring.live_panel import Panel
 from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
@@ -159,11 +159,11 @@ def test_the_report(run: Path) -> None:
 
 def test_the_card() -> None:
     index: Any = SimpleNamespace(statistics={"held_out": COUNTS})
-    rows = card_facts._scores(EVALUATION, index, HEADLINE)
+    rows = card._scores(EVALUATION, index, HEADLINE)
     assert isinstance(rows, dict)
     assert rows["twist accuracy"] == "78.0% (without any context, commonest answer: 60.0%)"
     assert rows["not comparable: echo"] == "loss 0.310"
-    assert list(card_facts._published(EVALUATION, HEADLINE)) == [
+    assert list(card._published(EVALUATION, HEADLINE)) == [
         "held_out_twist_accuracy", "held_out_twist_loss", "held_out_sop_accuracy",
     ]  # fmt: skip
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pretrain.export import card_facts
-from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
+from pretrain.export import card as card_facts
+from pretrain.export.card import BLANK, SENTENCES, sentence_for
 from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
 from pretrain.report.inspection import run_headlines
 from pretrain.run.metrics_log import wrong_figure

@@ -1,1 +1,0 @@
-"""Convert weights to a Hugging Face family and back: one file per family."""
