@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from data_pipeline.errors import UserError, one_error
 from launch.settings.overrides import parse_override, whole
 from pretrain.config.yaml_files import merged, typed
-from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.tasks.settings import EvaluationSettings
 
 
 def read_changes(overrides: list[str]) -> dict[str, Any]:

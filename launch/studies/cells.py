@@ -22,11 +22,11 @@ from launch.studies.place import Place, Stopped, last_line, maskmill, trains
 from launch.studies.read import Run, run_folder, run_of
 from launch.studies.score import data_of, model_of, scores
 from pretrain.config.settings import RunConfig
-from pretrain.evaluate.downstream.encoders import Encoder, find_encoders
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, measure_run, read_measured, write_measured
 from pretrain.run.folder import read_summary
 from pretrain.run.machine import machine_name
+from pretrain.tasks.encoders import Encoder, find_encoders
 
 DIVERGED = re.compile("(is not finite|is a spike: .*), the [0-9]+th batch in a row that was skipped")
 """What a run says that ended because its gradients or its losses did not stay in bounds (training/loss_guard.py)."""

@@ -39,8 +39,8 @@ def read_design(study: str, changes: Changes) -> Design:
 
 def _check_of_task(design: Design, key: str) -> None:
     """Raise UserError for a setting of `maskmill evaluate` that says nothing about its task, or is out of range."""
-    from pretrain.evaluate.downstream.settings import settings_for  # with transformers, which takes seconds
-    from pretrain.evaluate.downstream.tasks.registry import check_name, check_setting
+    from pretrain.tasks.registry import check_name, check_setting
+    from pretrain.tasks.settings import settings_for  # with transformers, which takes seconds
 
     for scoring in design.evaluate:
         if key.startswith(f"{OF_TASKS}{scoring.known_as}."):

@@ -12,14 +12,14 @@ from launch.app import Folder, app, errors, say
 from launch.progress import stages
 
 if TYPE_CHECKING:
-    from pretrain.evaluate.downstream.results.against import Other
+    from pretrain.evaluate.compare import Other
 
 
 def _list_settings(wanted: bool) -> None:
     if not wanted:
         return
     from launch.settings.manual import manual
-    from pretrain.evaluate.downstream.settings import EvaluationSettings
+    from pretrain.tasks.settings import EvaluationSettings
 
     for key, value, meaning in manual(EvaluationSettings()):
         say(f"{key} = {value}\n    {meaning}")
@@ -154,11 +154,11 @@ def evaluate(
         raise UserError("is missing", where="--data", expected="the folder with the task's files")
     from data_pipeline.io.files import refuse_links
     from data_pipeline.stages.executors import Share
-    from pretrain.evaluate.downstream import parts
-    from pretrain.evaluate.downstream.encoders import find_encoders
-    from pretrain.evaluate.downstream.results.against import read_other
-    from pretrain.evaluate.downstream.tasks.registry import chosen_tasks
+    from pretrain.evaluate import evaluate as parts
+    from pretrain.evaluate.compare import read_other
     from pretrain.run.task_scores import EVALUATION
+    from pretrain.tasks.encoders import find_encoders
+    from pretrain.tasks.registry import chosen_tasks
 
     chosen, missing = chosen_tasks(words, suite, data)
     found = find_encoders(model)
@@ -228,8 +228,7 @@ class _Call(NamedTuple):
 
 def _lines(notes: list[dict[str, Any]], others: list[Path], markdown: bool, call: _Call) -> Iterator[str]:
     """Yield the lines of the results' table, and what is to be said of those of other encoders."""
-    from pretrain.evaluate.downstream.results.against import read_other, remarks
-    from pretrain.evaluate.downstream.results.table import result_lines
+    from pretrain.evaluate.compare import read_other, remarks, result_lines
 
     found = [read_other(folder) for folder in others]
     yield from result_lines(notes, found, markdown)

@@ -124,10 +124,10 @@ def study(
     from launch.studies.budget import plan_lines
     from launch.studies.carry_out import Study
     from launch.studies.place import Place, Stopped, check_model
-    from pretrain.evaluate.downstream import metrics
     from pretrain.evaluate.studies import statistics
     from pretrain.preflight.gpus import gpu_named
     from pretrain.preflight.step_time import Cluster
+    from pretrain.tasks import metrics
 
     part = Share.parsed(share)
     for path, option in ((data, "--data"), (model, "--model")):

@@ -55,7 +55,7 @@ def _room(config: RunConfig) -> float | None:
 
 def _check_probe(config: RunConfig) -> None:
     if config.train.probe:
-        from pretrain.evaluate.downstream.probe import ProbeTask  # its tasks are built on torch
+        from pretrain.evaluate.probe import ProbeTask  # its tasks are built on torch
 
         ProbeTask.read(config.train.probe, Path(config.train.probe_data))
 

@@ -32,7 +32,7 @@ class Probe:
     def _read(self) -> None:
         if self._world.rank:
             return
-        from pretrain.evaluate.downstream.probe import ProbeTask
+        from pretrain.evaluate.probe import ProbeTask
 
         self._task = ProbeTask.read(self.name, Path(self._config.train.probe_data))
         self._tokenizer = self._plan.index.tokenizer_json().decode("utf-8")
@@ -52,9 +52,9 @@ class Probe:
     def _score(self, state: dict[str, Tensor]) -> dict[str, float]:
         """Score the model of these weights, of our names, as what the run exports; of several models the one that
         `maskmill evaluate` takes."""
-        from pretrain.evaluate.downstream.encoders import InMemory
-        from pretrain.evaluate.downstream.parts import pick_encoder
+        from pretrain.evaluate.evaluate import pick_encoder
         from pretrain.export.export import write_without_weights
+        from pretrain.tasks.encoders import InMemory
 
         with TemporaryDirectory(prefix="maskmill-probe-") as folder:
             families = write_without_weights(self._config, self._tokenizer, Path(folder))

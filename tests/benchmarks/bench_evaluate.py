@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
-from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.base import Feature, Task, TaskData
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from pretrain.evaluate.fine_tune import FineTuner
 from pretrain.huggingface.load import quiet
+from pretrain.tasks.base import Task, TaskData
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.inputs import Feature
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import EvaluationSettings, settings_for
 from tests.benchmarks.timing import seconds
 
 TRAINERS = {

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned import dependencies
-from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_over
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
+from pretrain.evaluate.evaluate import Evaluation
+from pretrain.tasks import dependencies
+from pretrain.tasks.base import TaskData
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.questions import best_over
+from pretrain.tasks.registry import FINE_TUNED, UNTRAINED
+from pretrain.tasks.settings import settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import check_facts
 

@@ -16,15 +16,15 @@ from data_pipeline.io.model_folder import CARD, NOTE
 from data_pipeline.records import ShowProgress
 from data_pipeline.vocabulary.files import load_vocabulary
 from launch.settings.recipe import load_config
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.evaluate import Evaluation
 from pretrain.export.fill import fill_blanks
 from pretrain.export.hub import gather
 from pretrain.export.tokenizer import write_extended_tokenizer
 from pretrain.huggingface.folder import read_weights
 from pretrain.objectives.teacher import check_teacher
 from pretrain.report.inspection import describe
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.settings import settings_for
 from pretrain.training.initial_weights.check import check_hugging_face
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from data_pipeline.errors import UserError
 from launch import cli
-from pretrain.evaluate.downstream import evaluate as page
-from pretrain.evaluate.downstream.inputs.builder import InputBuilder
+from pretrain.evaluate import evaluate as page
+from pretrain.tasks.inputs import InputBuilder
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write, write_pairs
 

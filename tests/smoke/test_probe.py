@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.evaluate.downstream.probe import ProbeTask
+from pretrain.evaluate.probe import ProbeTask
 from tests.command_line import WORDS, Maskmill, as_only_rank
 from tests.run_ends import assert_bit_equal
 

@@ -12,7 +12,7 @@ from data_pipeline.io.npy import save_column
 from launch.ranks import start_ranks
 from pretrain.config.settings import RunSettings
 from pretrain.distributed.watchdog import Watchdog
-from pretrain.evaluate.downstream.results.files import write_result
+from pretrain.evaluate.results import write_result
 from pretrain.run.files import append, replace_file
 from pretrain.training.claim_folder import WRITTEN, lock, refuse_locked
 

@@ -12,14 +12,12 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.heads.two_way import SideBySide, TwoWay
-from pretrain.evaluate.downstream.inputs.windows import windows
-from pretrain.evaluate.downstream.parts import beside
-from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
-from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
+from pretrain.evaluate.evaluate import Evaluation, beside
+from pretrain.tasks.encoders import Encoder, SideBySide, TwoWay
+from pretrain.tasks.inputs import windows
+from pretrain.tasks.likelihood import score_sentences
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import EvaluationSettings, settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write
 

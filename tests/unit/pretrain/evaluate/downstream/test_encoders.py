@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.tasks.encoders import Encoder
 from tests.factories.encoders import encoder_folder
 
 CODE = """from pathlib import Path

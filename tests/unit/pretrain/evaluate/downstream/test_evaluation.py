@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from data_pipeline.records import ShowProgress
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
-from pretrain.evaluate.downstream.settings import identity, settings_for
-from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, NAMES, OWN
-from pretrain.evaluate.downstream.tasks.sources import SOURCES
-from pretrain.evaluate.downstream.tasks.splits import drawn
+from pretrain.evaluate.evaluate import Evaluation
+from pretrain.evaluate.fine_tune import FineTuner
 from pretrain.export.tokenizer import INPUTS
+from pretrain.tasks.classification import Classification
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.files import SOURCES, drawn
+from pretrain.tasks.registry import FINE_TUNED, NAMES, OWN
+from pretrain.tasks.settings import identity, settings_for
 from tests.command_line import ROOT
 from tests.factories.encoders import encoder_folder, write_encoder
 from tests.factories.tasks import ARTICLES, FILES, SQUAD, check_facts, write, write_pairs

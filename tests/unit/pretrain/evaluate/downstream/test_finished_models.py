@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
-from pretrain.evaluate.downstream.inputs.batches import collate
-from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from pretrain.evaluate.evaluate import Evaluation
+from pretrain.evaluate.fine_tune import FineTuner
+from pretrain.tasks.base import TaskData
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.inputs import collate
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import EvaluationSettings, settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write
 

@@ -13,12 +13,11 @@ import transformers
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
-from pretrain.evaluate.downstream import device
-from pretrain.evaluate.downstream.encoders import NOT_PRETRAINED, UNINFLUENTIAL, Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.heads.two_way import TwoWay
-from pretrain.evaluate.downstream.results.files import saved_model
-from pretrain.evaluate.downstream.settings import identity, settings_for
+from pretrain.evaluate.evaluate import Evaluation
+from pretrain.evaluate.results import saved_model
+from pretrain.tasks import encoders
+from pretrain.tasks.encoders import NOT_PRETRAINED, UNINFLUENTIAL, Encoder, TwoWay
+from pretrain.tasks.settings import identity, settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write, write_pairs
 
@@ -124,7 +123,7 @@ def test_scores_of_another_precision_are_not_taken_for_these(
     assert auto.replaced() == f"blimp: replaces a result of other precision in {tmp_path / 'out' / 'blimp'}"
     assert fp32.run(SILENT)["conditions"][0]["precision"] == "fp32"
     assert (auto.replaced(), fp32.replaced()) == ("", "")
-    monkeypatch.setattr(device, "_is_gpu", lambda where: True)
+    monkeypatch.setattr(encoders, "_is_gpu", lambda where: True)
     assert auto.replaced() == "", "without training auto is fp32 on a GPU too"
     rte = evaluation("rte", model, write(tmp_path / "task", FILES["rte"]))
     assert rte.known_by(rte.parts[0])["precision"] == "bf16"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import to_bio2
+from pretrain.tasks import metrics
+from pretrain.tasks.tagging import to_bio2
 from tests.command_line import ROOT, Maskmill
 
 GOLD = np.array([1] * 279 + [0] * 129)  # MRPC's dev labels: 68.4 % are 1

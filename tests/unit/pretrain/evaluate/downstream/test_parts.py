@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.parts import evaluations_of
-from pretrain.evaluate.downstream.tasks.registry import chosen_tasks
+from pretrain.evaluate.evaluate import Evaluation, evaluations_of
+from pretrain.tasks.registry import chosen_tasks
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write
 

@@ -9,16 +9,14 @@ import pytest
 import torch
 import transformers
 
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
-from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.answers import ANSWER_TOKENS, BEST
-from pretrain.evaluate.downstream.tasks.fine_tuned.questions import QUESTIONS, STEP
-from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import Question
-from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import Sentence, Tagging
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
-from pretrain.evaluate.downstream.tasks.splits import Split
+from pretrain.evaluate.fine_tune import FineTuner
+from pretrain.tasks.base import TaskData
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.files import Split
+from pretrain.tasks.questions import ANSWER_TOKENS, BEST, QUESTIONS, STEP, Question
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import EvaluationSettings
+from pretrain.tasks.tagging import Sentence, Tagging
 from tests.factories.encoders import encoder_folder
 
 FAMILIES = ("bert", "roberta", "albert", "discriminator", "distilbert", "xlnet", "modernbert")

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.fine_tuned.questions import Questions
+from pretrain.evaluate.evaluate import Evaluation
+from pretrain.tasks import metrics
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.questions import Questions
+from pretrain.tasks.settings import settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, TREES, check_facts, write
 

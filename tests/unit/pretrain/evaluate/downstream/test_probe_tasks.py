@@ -12,10 +12,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder, InMemory
-from pretrain.evaluate.downstream.heads.linear import fit_classes, fit_numbers
-from pretrain.evaluate.downstream.probe import ProbeTask, probe_names
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from pretrain.evaluate.probe import ProbeTask, fit_classes, fit_numbers, probe_names
+from pretrain.tasks.encoders import Encoder, InMemory
+from pretrain.tasks.registry import FINE_TUNED
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write
 

@@ -10,11 +10,11 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.settings.evaluation import read_changes
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.fine_tuning.candidates import candidates
-from pretrain.evaluate.downstream.fine_tuning.fine_tune import DivergedError, FineTuner, Trained
-from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.evaluate import Evaluation
+from pretrain.evaluate.fine_tune import DivergedError, FineTuner, Trained
+from pretrain.evaluate.seed_run import candidates
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.settings import settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, check_facts, write
 

@@ -10,15 +10,15 @@ import torch
 import transformers
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner, Trained, param_groups, rate
-from pretrain.evaluate.downstream.heads.bilstm import BiLstm
-from pretrain.evaluate.downstream.inputs.batches import collate, sizes, training_batches
-from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.base import Feature, TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.labelled_texts import TextItem
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
-from pretrain.evaluate.downstream.tasks.splits import Split
+from pretrain.evaluate.fine_tune import FineTuner, Trained, param_groups, rate
+from pretrain.tasks.base import TaskData
+from pretrain.tasks.classification import TextItem
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.files import Split
+from pretrain.tasks.heads import BiLstm
+from pretrain.tasks.inputs import Feature, collate, sizes, training_batches
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import EvaluationSettings, settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write
 

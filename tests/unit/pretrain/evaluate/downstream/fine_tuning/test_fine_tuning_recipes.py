@@ -3,9 +3,8 @@
 import itertools
 from dataclasses import replace
 
-from pretrain.evaluate.downstream.fine_tuning.candidates import candidates
-from pretrain.evaluate.downstream.recipes import RECIPES
-from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.seed_run import candidates
+from pretrain.tasks.settings import RECIPES, settings_for
 
 
 def test_every_recipe_scores_the_diagnostic_set_alone() -> None:

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from data_pipeline.stages.executors import Share
-from pretrain.evaluate.downstream import evaluate as page
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.fine_tuning.fine_tune import DivergedError, FineTuner, Trained
-from pretrain.evaluate.downstream.parts import score_parts
-from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate import evaluate as page
+from pretrain.evaluate.evaluate import Evaluation, score_parts
+from pretrain.evaluate.fine_tune import DivergedError, FineTuner, Trained
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.settings import settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.evaluate.downstream.heads.crf import Crf, CrfTagger, may_follow
-from pretrain.evaluate.downstream.inputs.batches import IGNORED
+from pretrain.tasks.heads import Crf, CrfTagger, may_follow
+from pretrain.tasks.inputs import IGNORED
 
 TAGS = ("B-LOC", "B-PER", "I-PER", "O")
 LENGTHS = torch.tensor([4, 1, 3])

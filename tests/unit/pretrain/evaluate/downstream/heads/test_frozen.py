@@ -10,15 +10,13 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
-from pretrain.evaluate.downstream.heads.frozen import FrozenTagger, chosen_layers, frozen_tagger, with_states
-from pretrain.evaluate.downstream.inputs.batches import collate
-from pretrain.evaluate.downstream.parts import with_lower_features
-from pretrain.evaluate.downstream.settings import FEATURES, EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.base import Feature
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from pretrain.evaluate.evaluate import Evaluation, with_lower_features
+from pretrain.evaluate.fine_tune import FineTuner
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.heads import FrozenTagger, chosen_layers, frozen_tagger, with_states
+from pretrain.tasks.inputs import Feature, collate
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import FEATURES, EvaluationSettings, settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import write
 

@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.inputs.batches import collate, scoring_batches, sizes, training_batches
-from pretrain.evaluate.downstream.tasks.base import Feature
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.inputs import Feature, collate, scoring_batches, sizes, training_batches
 from tests.factories.encoders import encoder_folder
 
 LENGTHS = np.random.default_rng(0).integers(5, 100, 1003)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.inputs.builder import cut_pair, padded, token_slice
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.inputs import cut_pair, padded, token_slice
 from tests.factories.encoders import ENCODERS, encoder_folder
 
 FIRST, SECOND = "the quick fox jumped over it", "some dogs slept, the others did not"

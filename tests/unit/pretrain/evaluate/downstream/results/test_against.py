@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.results.against import Other, apart, by_chance, read_other, remarks
-from pretrain.evaluate.downstream.results.files import spread
-from pretrain.evaluate.downstream.results.table import result_lines
-from pretrain.evaluate.downstream.settings import identity, settings_for
+from pretrain.evaluate.compare import Other, apart, by_chance, read_other, remarks, result_lines
+from pretrain.evaluate.results import spread
 from pretrain.run.task_scores import EVALUATION, RESULT, task_scores
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.settings import identity, settings_for
 from tests.factories.encoders import encoder_folder
 
 NOW = {"weights": "w", "config": "c", "tokenizer": "t"}

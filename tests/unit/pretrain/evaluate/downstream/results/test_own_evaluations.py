@@ -4,9 +4,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from data_pipeline.records import ShowProgress
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.evaluate import Evaluation
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.settings import settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import write
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pretrain.evaluate.downstream.results.files import spread
-from pretrain.evaluate.downstream.results.table import result_lines
+from pretrain.evaluate.compare import result_lines
+from pretrain.evaluate.results import spread
 
 
 def note(

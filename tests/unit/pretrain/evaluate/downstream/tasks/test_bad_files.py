@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.parts import score_parts
-from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
+from pretrain.evaluate.evaluate import Evaluation, score_parts
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.registry import FINE_TUNED, UNTRAINED
+from pretrain.tasks.settings import settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import ARTICLES, FILES, SQUAD, TREES, write, write_pairs
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.class_names import NAMES, ORDERS, read_outputs
-from pretrain.evaluate.downstream.tasks.fine_tuned.glue import GLUE
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from pretrain.tasks.class_names import NAMES, ORDERS, read_outputs
+from pretrain.tasks.classification import GLUE
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import settings_for
 from tests.factories.tasks import FILES, write
 
 MODEL = Path("model")
@@ -193,7 +193,7 @@ def test_a_better_order_is_remarked_and_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["stsb", "swag", "squad1"])
 def test_an_order_is_only_for_classes(task: str) -> None:
-    from pretrain.evaluate.downstream.tasks.registry import check_setting
+    from pretrain.tasks.registry import check_setting
 
     with pytest.raises(UserError, match="class_order"):
         check_setting([task], "class_order")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, check_setting, chosen_tasks, folder_of
-from pretrain.evaluate.downstream.tasks.splits import Split, drawn
+from pretrain.tasks.base import TaskData
+from pretrain.tasks.files import Split, drawn
+from pretrain.tasks.registry import FINE_TUNED, check_setting, chosen_tasks, folder_of
+from pretrain.tasks.settings import settings_for
 from tests.factories.tasks import FILES, write
 
 

@@ -10,14 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.answers import Candidate, Said, answer_files, candidate
-from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_threshold, tuned_threshold
-from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import Answer, Question
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
-from pretrain.evaluate.downstream.tasks.splits import Split
+from pretrain.tasks.base import TaskData
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.files import Split
+from pretrain.tasks.questions import (
+    Answer,
+    Candidate,
+    Question,
+    Said,
+    answer_files,
+    best_threshold,
+    candidate,
+    tuned_threshold,
+)
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import settings_for
 from tests.factories.encoders import encoder_folder
 
 TASK = FINE_TUNED["squad2"]

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
-from pretrain.evaluate.downstream.heads.parser import Biaffine, Parser, best_tree
-from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.base import Feature, TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.conllu import HEAD, TAGS
-from pretrain.evaluate.downstream.tasks.fine_tuned.lemmas import apply_rule, lemma_rule
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from pretrain.evaluate.fine_tune import FineTuner
+from pretrain.tasks import metrics
+from pretrain.tasks.base import TaskData
+from pretrain.tasks.dependencies import HEAD, TAGS, Biaffine, Parser, apply_rule, best_tree, lemma_rule
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.inputs import Feature
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import EvaluationSettings, settings_for
 from tests.factories.encoders import ENCODERS, encoder_folder
 from tests.factories.tasks import TREES, write
 

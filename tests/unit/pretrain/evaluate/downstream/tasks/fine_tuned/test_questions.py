@@ -9,20 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.inputs.windows import windows
-from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.squad import (
-    best_over,
-    best_threshold,
-    exact,
-    normalized,
-    overlap,
-)
-from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import Answer, Question
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
-from pretrain.evaluate.downstream.tasks.splits import Split
+from pretrain.tasks.base import TaskData
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.files import Split
+from pretrain.tasks.inputs import windows
+from pretrain.tasks.questions import Answer, Question, best_over, best_threshold, exact, normalized, overlap
+from pretrain.tasks.registry import FINE_TUNED
+from pretrain.tasks.settings import EvaluationSettings, settings_for
 from tests.factories.encoders import ENCODERS, encoder_folder
 from tests.factories.tasks import write
 

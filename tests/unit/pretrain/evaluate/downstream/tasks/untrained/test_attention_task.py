@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from data_pipeline.records import Examples
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.shards.attention_control import Attention, controlled
-from pretrain.evaluate.downstream.shards.example_batches import ExampleBatches
-from pretrain.evaluate.downstream.tasks.untrained.attention import CLASSES, AttentionTask, _Found
+from pretrain.tasks.attention import CLASSES, Attention, AttentionTask, _Found, controlled
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.held_out import ExampleBatches
+from pretrain.tasks.settings import EvaluationSettings
 from tests.factories.encoders import encoder_folder
 from tests.factories.shards import random_examples, write_folder
 from tests.factories.vocabularies import trained

@@ -11,10 +11,10 @@ import transformers
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.untrained.held_out import HeldOut
 from pretrain.export.tokenizer import INPUTS
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.held_out import HeldOut
+from pretrain.tasks.settings import EvaluationSettings
 from tests.factories.encoders import ENCODERS, encoder_folder, write_encoder
 from tests.factories.shards import random_examples, write_folder
 from tests.factories.vocabularies import trained

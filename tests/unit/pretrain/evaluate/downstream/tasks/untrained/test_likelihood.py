@@ -9,12 +9,11 @@ import transformers
 from transformers import AutoTokenizer
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import NOT_PRETRAINED, Encoder
-from pretrain.evaluate.downstream.inputs.builder import Input
-from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.untrained import likelihood
-from pretrain.evaluate.downstream.tasks.untrained.blimp import Blimp, Paradigm, summary
-from pretrain.evaluate.downstream.tasks.untrained.likelihood import Causal, Masked, Scorer, score_sentences
+from pretrain.tasks import likelihood
+from pretrain.tasks.encoders import NOT_PRETRAINED, Encoder
+from pretrain.tasks.inputs import Input
+from pretrain.tasks.likelihood import Blimp, Causal, Masked, Paradigm, Scorer, score_sentences, summary
+from pretrain.tasks.settings import EvaluationSettings
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import write_pairs
 

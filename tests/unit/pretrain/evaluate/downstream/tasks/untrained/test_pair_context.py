@@ -9,11 +9,11 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.shards.example_batches import segments_of
-from pretrain.evaluate.downstream.tasks.untrained import pairs
-from pretrain.evaluate.downstream.tasks.untrained.pairs import Donors, PairContext, scored_in, with_other_text
+from pretrain.tasks import pair_context
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.held_out import segments_of
+from pretrain.tasks.pair_context import Donors, PairContext, scored_in, with_other_text
+from pretrain.tasks.settings import EvaluationSettings
 from tests.factories.encoders import encoder_folder
 from tests.factories.shards import write_folder
 from tests.unit.pretrain.evaluate.downstream.tasks.untrained.test_attention_task import VOCABULARY, framed
@@ -97,7 +97,7 @@ def test_no_pair_is_left_out_whatever_the_batches(tmp_path: Path, monkeypatch: p
     settings = EvaluationSettings()
     material = task.read(tmp_path / "s", settings)
     whole = task.score(encoder, material, settings, 1, lambda n: None)
-    monkeypatch.setattr(pairs, "BATCH_TOKENS", 1)  # an example each
+    monkeypatch.setattr(pair_context, "BATCH_TOKENS", 1)  # an example each
     alone = task.score(encoder, material, settings, 1, lambda n: None)
     following = examples.take(np.flatnonzero(examples.labels == 0))
     assert 2 < len(following) < len(examples)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
-from pretrain.evaluate.downstream.tasks.untrained.perplexity import Perplexity
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.likelihood import Perplexity, score_sentences
+from pretrain.tasks.settings import EvaluationSettings
 from tests.factories.encoders import encoder_folder
 
 TASK = Perplexity()

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.evaluate.downstream import device
-from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.probe import ProbeTask
-from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
+from pretrain.evaluate.evaluate import Evaluation
+from pretrain.evaluate.probe import ProbeTask
+from pretrain.tasks import encoders
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.likelihood import score_sentences
+from pretrain.tasks.settings import EvaluationSettings, settings_for
 from tests.factories.encoders import encoder_folder
 from tests.factories.shards import random_examples, write_folder
 from tests.factories.tasks import FILES, write, write_pairs
@@ -30,7 +30,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         found.add("bf16" if enabled else "fp32")
         return autocast(device_type, dtype, enabled=enabled)
 
-    monkeypatch.setattr(device, "_is_gpu", lambda where: True)
+    monkeypatch.setattr(encoders, "_is_gpu", lambda where: True)
     monkeypatch.setattr(torch, "autocast", spied)
     return found
 

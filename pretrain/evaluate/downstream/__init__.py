@@ -1,1 +1,0 @@
-"""Score any Hugging Face encoder on tasks: what `maskmill evaluate` does."""

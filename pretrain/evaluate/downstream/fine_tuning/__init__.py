@@ -1,1 +1,0 @@
-"""Fine-tune an encoder: the loop of all tasks, and the choice between candidates."""

@@ -1,1 +1,0 @@
-"""Turn texts and words into token ids, and features into batches."""

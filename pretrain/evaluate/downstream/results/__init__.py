@@ -1,1 +1,0 @@
-"""Hold the results of tasks: their files, and a table of them."""

@@ -1,1 +1,0 @@
-"""Define the tasks: a file per kind reads their files, builds inputs and scores predictions."""

@@ -1,1 +1,0 @@
-"""Fine-tune an encoder and score it: one file per kind of task."""

@@ -1,1 +1,0 @@
-"""Compare arms: their designs, statistics, tables and pictures; launch/studies/ runs them."""
