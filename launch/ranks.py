@@ -109,7 +109,7 @@ def end_with_supervisor(environment: Mapping[str, str]) -> None:
 class _Signals:
     """Forwards signals to the ranks, also during their start: none is lost, and none kills a rank that is not ready.
     Ranks start with these signals blocked, and unblock them once they can handle them
-    (pretrain/training/batch_counts.py)."""
+    (pretrain/training/progress.py)."""
 
     PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 

@@ -21,30 +21,30 @@ from pretrain.distributed.world import World, raise_on_all_ranks, set_arithmetic
 from pretrain.monitoring.run_log import RunLog, is_due
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run, with_sources_of_shards
-from pretrain.preflight.startup import summary
 from pretrain.report.html.page import render
 from pretrain.run.folder import HANG, SAVING, log_event
 from pretrain.run.metrics_log import PROBE
 from pretrain.run.time_budget import TimeBudget
-from pretrain.training import compile_model
-from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_counts
-from pretrain.training.device_feed import Feed, HostShare, model_feed, seed_dropout, training_loader
-from pretrain.training.loss_guard import ROLLBACK, Guard, poisoned
-from pretrain.training.probe import Probe
+from pretrain.training import feed as compile_model
+from pretrain.training.before_ranks import settled
+from pretrain.training.feed import Feed, HostShare, model_feed, seed_dropout, training_loader
+from pretrain.training.guard import ROLLBACK, Guard, poisoned
 from pretrain.training.progress import (
+    BatchCounts,
     Position,
+    StopRequest,
     is_over,
     phases_left,
     progress,
     reached,
     run_is_over,
     time_budget,
+    with_batch_counts,
 )
 from pretrain.training.resume import begin, enter, phase_memory, roll_back, save
-from pretrain.training.settled_micro_batch import settled
-from pretrain.training.start_run import open_on_all_ranks
+from pretrain.training.start import open_on_all_ranks, summary
 from pretrain.training.stream_memory import StreamMemory
-from pretrain.training.validation import HeldOut
+from pretrain.training.validation import HeldOut, Probe
 
 STOPPED = 3
 """Exit code after a signal: the run is saved, and the same command resumes it. See run.stopped_exit_code."""

@@ -112,7 +112,7 @@ def prepare(
     from pretrain.objectives.registry import registered
     from pretrain.preflight.check_run import check_vocabulary
     from pretrain.run.folder import model_folders
-    from pretrain.training.initial_weights.check import check_hugging_face, check_vocabulary_there
+    from pretrain.training.initial_weights_check import check_hugging_face, check_vocabulary_there
 
     if share != "0/1" and not stage:
         raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")

@@ -41,8 +41,7 @@ from pretrain.run.folder import (
 )
 from pretrain.run.metrics_log import EVAL, TRUST, TRUST_PREFIX, in_json, read_metrics
 from pretrain.run.time_budget import SHARE, SHARES, ShareLog, phases_in
-from pretrain.training.batch_counts import BatchCounts
-from pretrain.training.progress import Position, is_over
+from pretrain.training.progress import BatchCounts, Position, is_over
 from pretrain.training.validation import Figures
 
 MOST_OF_LOG = 1 << 18

@@ -9,8 +9,8 @@ from typing import Any
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan
 from pretrain.run.machine import peak_memory
-from pretrain.training.batch_counts import BatchCounts
-from pretrain.training.loss_meter import LossMeter
+from pretrain.training.guard import LossMeter
+from pretrain.training.progress import BatchCounts
 from pretrain.training.rank_timing import Pace
 
 

@@ -34,9 +34,8 @@ from pretrain.preflight.check_run import Plan, identity_of
 from pretrain.run.files import folder_wait
 from pretrain.run.folder import refuse_another
 from pretrain.run.metrics_log import cut_metrics
-from pretrain.training import compile_model
-from pretrain.training.initial_weights.longer_examples import extend_trained_positions
-from pretrain.training.initial_weights.start import start_from
+from pretrain.training import feed
+from pretrain.training.initial_weights import extend_trained_positions, start_from
 from pretrain.training.progress import Position, position_of
 from pretrain.training.stream_memory import StreamMemory
 
@@ -200,9 +199,7 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
         "zero.stage": config.zero.stage,
         "train.micro_batch": config.train.micro_batch,
         "train.deterministic": config.train.deterministic,
-        "train.compile": compile_model.allowed(
-            config, world.device, resolve_precision(config, world.device.type)
-        ),
+        "train.compile": feed.allowed(config, world.device, resolve_precision(config, world.device.type)),
         "train.kernels": lamb.name(world.device, config.train.kernels),
         "zero.offload": config.zero.offload,
         "device": device,

@@ -37,14 +37,10 @@ from pretrain.distributed.launch_env import dtype_of  # noqa: E402
 from pretrain.distributed.world import set_arithmetic, settle_products  # noqa: E402
 from pretrain.model.attention import choose_backend  # noqa: E402
 from pretrain.objectives.registry import load  # noqa: E402
-from pretrain.preflight.memory import (  # noqa: E402
-    meta_model,
-    pass_cost,
-    states,
-)
+from pretrain.preflight.memory import meta_model, pass_cost, states  # noqa: E402
 from pretrain.preflight.step_time import peak_flops  # noqa: E402
-from pretrain.training import compile_model  # noqa: E402
-from pretrain.training.device_feed import Feed, HostShare  # noqa: E402
+from pretrain.training import feed as compile_model  # noqa: E402
+from pretrain.training.feed import Feed, HostShare  # noqa: E402
 from tests.benchmarks.gpu_engines import engine_of  # noqa: E402
 from tests.benchmarks.gpu_rows import (  # noqa: E402
     ROWS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pretrain.training.device_feed import Feed, HostShare
+from pretrain.training.feed import Feed, HostShare
 
 
 def micro_batches(feed: Feed, ready: HostShare) -> Iterator[Any]:

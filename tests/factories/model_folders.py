@@ -25,7 +25,7 @@ from pretrain.objectives.teacher import check_teacher
 from pretrain.report.inspection import describe
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.settings import settings_for
-from pretrain.training.initial_weights.check import check_hugging_face
+from pretrain.training.initial_weights_check import check_hugging_face
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write
 

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from pretrain.config.encoder import EncoderSettings
 from pretrain.model.batch import MicroBatch, Shape
-from pretrain.training.compile_model import compile_model
+from pretrain.training.feed import compile_model
 from tests.factories.models import fresh_model
 from tests.factories.shards import filled
 

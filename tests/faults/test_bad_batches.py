@@ -12,7 +12,7 @@ from disturbed import Disturbance, train
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.training.loss_guard import Guard
+from pretrain.training.guard import Guard
 from pretrain.training.progress import Position
 from tests.command_line import Maskmill, setting
 from tests.run_ends import assert_same_weights, final

@@ -20,11 +20,9 @@ from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
 from pretrain.objectives.registry import with_defaults
 from pretrain.train import compute
-from pretrain.training.batch_counts import StopRequest, with_batch_counts
-from pretrain.training.device_feed import Feed
-from pretrain.training.loss_guard import Guard
-from pretrain.training.loss_meter import LossMeter
-from pretrain.training.progress import Position
+from pretrain.training.feed import Feed
+from pretrain.training.guard import Guard, LossMeter
+from pretrain.training.progress import Position, StopRequest, with_batch_counts
 from pretrain.training.rank_timing import Pace
 from pretrain.training.stream_memory import StreamMemory
 from tests.factories.models import fresh_model

@@ -25,7 +25,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
-from pretrain.training import claim_folder
+from pretrain.training import before_ranks
 from tests.command_line import setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
@@ -116,12 +116,12 @@ def saves(folder: str) -> dict[str, Any]:
     if world.rank == 0:
         (own / "run.json").write_text(json.dumps(about))
     try:
-        claim_folder.seen_by_all(own, about, world, wait=0.5)
+        before_ranks.seen_by_all(own, about, world, wait=0.5)
     except UserError as error:
         said["blind"] = str(error)
     late = threading.Timer(1.0, (own / "run.json").write_text, [json.dumps(about)])
     late.start()  # as a network folder shows it
-    claim_folder.seen_by_all(own, about, world, wait=60)
+    before_ranks.seen_by_all(own, about, world, wait=60)
     said["seen late"] = True
     world.stop()
     return said
@@ -193,7 +193,7 @@ def attempts(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]
     from pretrain import train
     from pretrain.run import metrics_log
     from pretrain.training import resume
-    from pretrain.training.loss_guard import Guard
+    from pretrain.training.guard import Guard
 
     first = os.environ["RANK"] == "0"
 

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.export.tokenizer import INPUTS
 from pretrain.huggingface.load import quiet
-from pretrain.training.initial_weights.check import check_hugging_face
+from pretrain.training.initial_weights_check import check_hugging_face
 from tests.factories.encoders import NO_SEGMENTS, write_encoder
 from tests.factories.published import DISTILBERT, SAME, written
 from tests.factories.vocabularies import trained
@@ -32,7 +32,7 @@ def refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     with pytest.raises(UserError) as before:
         check(folder)
     with monkeypatch.context() as patch:
-        patch.setattr("pretrain.training.initial_weights.check.check_headers", lambda *_: None)
+        patch.setattr("pretrain.training.initial_weights_check.check_headers", lambda *_: None)
         with pytest.raises(UserError) as later:
             started(settings(folder))
     return str(before.value), str(later.value)

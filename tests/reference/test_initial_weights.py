@@ -22,9 +22,15 @@ from pretrain.huggingface.load import quiet
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.registry import load
 from pretrain.run.folder import model_folders
-from pretrain.training.initial_weights.check import check_hugging_face
-from pretrain.training.initial_weights.load import InitialWeights, initial_weights
-from pretrain.training.initial_weights.positions import EXTENSIONS, interpolated, repeated, with_fresh_rows
+from pretrain.training.initial_weights import (
+    EXTENSIONS,
+    InitialWeights,
+    initial_weights,
+    interpolated,
+    repeated,
+    with_fresh_rows,
+)
+from pretrain.training.initial_weights_check import check_hugging_face
 from tests.factories.encoders import encoder_folder, write_encoder
 from tests.factories.exports import CARD
 from tests.factories.published import SAME, assert_same_model, written

@@ -24,7 +24,7 @@ from pretrain.huggingface.registry import chosen_families, family_of
 from pretrain.model.encoder import add_up
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.registry import load
-from pretrain.training.initial_weights.load import InitialWeights, initial_weights
+from pretrain.training.initial_weights import InitialWeights, initial_weights
 from tests.factories.exports import CARD, WORDS
 from tests.factories.models import config_of, scattered_model
 from tests.reference.test_modernbert import modern

@@ -18,9 +18,8 @@ from data_pipeline.vocabulary.new_words import WordCounts, choose, old_pieces
 from pretrain.huggingface.registry import check_vocabulary
 from pretrain.model.initialize import vocabulary_rows, without_padding
 from pretrain.objectives.registry import load
-from pretrain.training.initial_weights.check import check_hugging_face
-from pretrain.training.initial_weights.load import InitialWeights, initial_weights
-from pretrain.training.initial_weights.new_words import ROWS, with_new_rows
+from pretrain.training.initial_weights import ROWS, InitialWeights, initial_weights, with_new_rows
+from pretrain.training.initial_weights_check import check_hugging_face
 from tests.factories.published import DISTILBERT, SAME, written
 from tests.reference.test_initial_weights import exported, settings, started
 

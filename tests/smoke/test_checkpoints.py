@@ -17,7 +17,7 @@ from data_pipeline.io import object_store
 from pretrain.checkpoint.mirror import Mirror
 from pretrain.checkpoint.store import sealed
 from pretrain.config.settings import TrainSettings
-from pretrain.preflight import startup
+from pretrain.training import start
 from pretrain.training.resume import _resuming
 from tests.command_line import BUCKET, Maskmill, as_only_rank, described, setting
 from tests.run_ends import assert_same_weights, final
@@ -283,14 +283,14 @@ def test_what_a_killed_save_left_takes_no_room(
     run: Path, tiny: list[str], maskmill: Maskmill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes before the room is looked at: else the restart could be refused for it."""
-    left, found, check_room = run / "checkpoints" / "step-00000006.5f0c81ab.partial", [], startup.check_room
+    left, found, check_room = run / "checkpoints" / "step-00000006.5f0c81ab.partial", [], start.check_room
 
     def noted(*arguments: Any) -> str:
         found.append(left.exists())
         return check_room(*arguments)
 
     left.mkdir()
-    monkeypatch.setattr(startup, "check_room", noted)
+    monkeypatch.setattr(start, "check_room", noted)
     maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}", "run.stop_after=5")
     assert found == [False]
 

@@ -14,8 +14,8 @@ from pretrain import train
 from pretrain.checkpoint.save import Saver
 from pretrain.run import time_budget
 from pretrain.run.metrics_log import read_metrics
-from pretrain.training import compile_model
-from pretrain.training.loss_guard import Guard
+from pretrain.training import feed
+from pretrain.training.guard import Guard
 from pretrain.training.validation import HeldOut
 from tests.command_line import Maskmill
 from tests.run_ends import final
@@ -57,8 +57,8 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(time_budget, "clock", lambda: at[0])
     monkeypatch.setattr(Guard, "accepts", judged)
-    monkeypatch.setattr(compile_model, "wanted", lambda *_: True)
-    monkeypatch.setattr(compile_model, "compile_model", taking(ELSE, lambda *_: 0.0))
+    monkeypatch.setattr(feed, "wanted", lambda *_: True)
+    monkeypatch.setattr(feed, "compile_model", taking(ELSE, lambda *_: 0.0))
     monkeypatch.setattr(train, "compute", taking(STEP, train.compute))
     for owner, name in (
         (train, "take_probe"),

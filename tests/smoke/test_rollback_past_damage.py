@@ -14,7 +14,7 @@ import pytest
 from data_pipeline.io.object_store import object_names, read_object
 from pretrain import train
 from pretrain.checkpoint.store import checkpoints
-from pretrain.training.loss_guard import Guard
+from pretrain.training.guard import Guard
 from tests.command_line import BUCKET, Maskmill
 from tests.run_ends import final
 

@@ -29,11 +29,9 @@ from pretrain.objectives.base import Term, Terms
 from pretrain.objectives.registry import load, with_defaults
 from pretrain.preflight.check_run import identity_of
 from pretrain.train import compute
-from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_counts
-from pretrain.training.device_feed import Feed
-from pretrain.training.loss_guard import Guard
-from pretrain.training.loss_meter import LossMeter
-from pretrain.training.progress import Position
+from pretrain.training.feed import Feed
+from pretrain.training.guard import Guard, LossMeter
+from pretrain.training.progress import BatchCounts, Position, StopRequest, with_batch_counts
 from pretrain.training.rank_timing import Pace
 from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut

@@ -21,7 +21,7 @@ from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.world import World
 from pretrain.evaluate.studies.design import Changes, Design
 from pretrain.evaluate.studies.measured import Cell, read_measured
-from pretrain.training.loss_guard import MOST_IN_A_ROW, Guard
+from pretrain.training.guard import MOST_IN_A_ROW, Guard
 from pretrain.training.progress import Position
 
 SCORED = """title: T

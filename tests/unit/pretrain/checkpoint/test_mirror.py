@@ -22,7 +22,8 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.run.folder import read_run
 from pretrain.run.metrics_log import read_metrics
-from pretrain.training import claim_folder, start_run
+from pretrain.training import before_ranks
+from pretrain.training import start as start_run
 from tests.command_line import BUCKET
 from tests.factories.checkpoints import Killed, is_right, killed_at, run_config, save
 
@@ -277,19 +278,19 @@ Start = Callable[[RunConfig], Checkpoint | None]
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """What `maskmill train` does before it trains: the supervisor looks at the run folder, the first rank takes hold
     of it, brings back what it lacks and mends what is damaged. Returns what the run goes on from."""
-    for module in (claim_folder, start_run):
+    for module in (before_ranks, start_run):
         monkeypatch.setattr(module, "run_identity", lambda plans: IDENTITY)
     holds: list[Any] = []
 
     def noted(folder: Path) -> Any:
-        holds.append(claim_folder.lock(folder))
+        holds.append(before_ranks.lock(folder))
         return holds[-1]
 
     monkeypatch.setattr(start_run, "lock", noted)
 
     def started(config: RunConfig) -> Checkpoint | None:
         try:
-            claim_folder.check_folder(config, [])
+            before_ranks.check_folder(config, [])
             start_run.open_on_all_ranks(config, [], World(), Console(quiet=True))
             return recovered(config, World(), lambda line: None)
         finally:

@@ -16,7 +16,7 @@ from pretrain.monitoring.wandb.alerts import ADVICE, Alerts, cause_of, disk_near
 from pretrain.monitoring.wandb.points import by_layer, by_rank, point_of
 from pretrain.run import metrics_log
 from pretrain.run.metrics_log import Uploaded, reconciled
-from pretrain.training.loss_guard import Guard
+from pretrain.training.guard import Guard
 from pretrain.training.progress import Position
 from pretrain.training.rank_timing import Lap, RankPace, slowdowns
 

@@ -15,7 +15,7 @@ from pretrain.model.initialize import without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.electra import BINS, LARGEST_LOGIT, ranking
 from pretrain.objectives.registry import load
-from pretrain.training.loss_meter import area_under_curve
+from pretrain.training.guard import area_under_curve
 
 MASK = 4
 VOCABULARY = VocabularyStamp.of_size(90)._replace(mask=MASK)

@@ -16,7 +16,7 @@ from pretrain.model.batch import IGNORED, MicroBatch, Shape
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import keeps_memory, load
 from pretrain.objectives.xlnet import EPOCH_BIT, factorization_ranks
-from pretrain.training import compile_model
+from pretrain.training import feed
 from tests.factories.models import config_of
 
 CLS, SEP, MASK = 3, 4, 6
@@ -148,9 +148,9 @@ def test_it_is_not_compiled() -> None:
     run = config()
     run.train.compile = "on"
     with pytest.raises(UserError, match=r"train\.compile=on: the attention of objective\.name=xlnet follows"):
-        compile_model.wanted(run, torch.device("cpu"), "fp32", 1.0)
+        feed.wanted(run, torch.device("cpu"), "fp32", 1.0)
     run.train.compile = "auto"
-    assert not compile_model.wanted(run, torch.device("cuda"), "bf16", 1e20)
+    assert not feed.wanted(run, torch.device("cuda"), "bf16", 1e20)
 
 
 def test_targets_counts_and_costs() -> None:

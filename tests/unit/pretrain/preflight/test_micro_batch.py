@@ -24,8 +24,7 @@ from pretrain.preflight.memory import RESERVED_SHARE
 from pretrain.preflight.show import as_values
 from pretrain.preflight.step_time import Cluster
 from pretrain.run.folder import read_config
-from pretrain.training.before_ranks import check_start
-from pretrain.training.settled_micro_batch import choose, settled, smallest
+from pretrain.training.before_ranks import check_start, choose, settled, smallest
 from tests.command_line import Maskmill
 
 

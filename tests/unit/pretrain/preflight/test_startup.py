@@ -15,8 +15,8 @@ from pretrain.preflight.check_run import Plan, check_room, check_run, most_kept
 from pretrain.preflight.forecast import forecast
 from pretrain.preflight.gpus import GPUS
 from pretrain.preflight.memory import parameters_of
-from pretrain.preflight.startup import check_links, doubts, phase_lines
 from pretrain.preflight.step_time import Cluster
+from pretrain.training.start import check_links, doubts, phase_lines
 from tests.command_line import Maskmill, setting
 
 

@@ -14,7 +14,7 @@ from pretrain.config.settings import RunSettings
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.evaluate.results import write_result
 from pretrain.run.files import append, replace_file
-from pretrain.training.claim_folder import WRITTEN, lock, refuse_locked
+from pretrain.training.before_ranks import WRITTEN, lock, refuse_locked
 
 KEPT = b"what the link leads to"
 

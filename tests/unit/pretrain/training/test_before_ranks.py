@@ -18,9 +18,8 @@ from pretrain.distributed import launch_env
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import check_run, run_identity
 from pretrain.run.folder import FORMAT, refuse_another, write_summary
-from pretrain.training import before_ranks, claim_folder
-from pretrain.training.before_ranks import check_start
-from pretrain.training.claim_folder import open_run
+from pretrain.training import before_ranks
+from pretrain.training.before_ranks import check_start, open_run
 from tests.command_line import Maskmill, environ, setting
 
 
@@ -230,12 +229,12 @@ def test_a_finished_run_and_refusals_need_no_torch(finished: list[str], tmp_path
 def test_a_process_that_is_being_killed_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = claim_folder.lock(tmp_path)
-    monkeypatch.setattr(claim_folder.time, "sleep", lambda _: held.close())  # it is gone at the second look
-    claim_folder.refuse_locked(tmp_path)
-    monkeypatch.setattr(claim_folder, "LOCK_WAIT_SECONDS", 0.0)
-    with claim_folder.lock(tmp_path), pytest.raises(UserError, match="another process is training here"):
-        claim_folder.refuse_locked(tmp_path)
+    held = before_ranks.lock(tmp_path)
+    monkeypatch.setattr(before_ranks.time, "sleep", lambda _: held.close())  # it is gone at the second look
+    before_ranks.refuse_locked(tmp_path)
+    monkeypatch.setattr(before_ranks, "LOCK_WAIT_SECONDS", 0.0)
+    with before_ranks.lock(tmp_path), pytest.raises(UserError, match="another process is training here"):
+        before_ranks.refuse_locked(tmp_path)
 
 
 def test_pairs_of_another_task_than_the_settings_name_are_refused(tiny: list[str], tmp_path: Path) -> None:
@@ -301,7 +300,7 @@ def test_an_attempt_that_is_shown_nothing_does_not_take_the_run_for_a_new_one(
 
     monkeypatch.setattr(Path, "is_file", lambda path: not hidden(path) and is_file(path))
     monkeypatch.setattr(Path, "exists", lambda path: not hidden(path) and exists(path))
-    monkeypatch.setattr(claim_folder, "_holds_other_files", lambda folder: False)
+    monkeypatch.setattr(before_ranks, "_holds_other_files", lambda folder: False)
     second = open_run(config, plans)
     assert (second["id"], second["attempts"]) == (first["id"], 2)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["id"] == first["id"]
@@ -327,5 +326,5 @@ def test_a_run_json_that_is_being_replaced_is_not_there_yet(
         raise shown
 
     monkeypatch.setattr(Path, "read_bytes", replaced)
-    claim_folder.seen_by_all(tmp_path, about, World(), wait=30)
+    before_ranks.seen_by_all(tmp_path, about, World(), wait=30)
     assert len(seen) == 2

@@ -21,7 +21,7 @@ from pretrain.model.batch import MicroBatch, Shape
 from pretrain.model.encoder import Encoder
 from pretrain.model.vocabulary_losses import _ce_with_gradients, vocabulary_cross_entropy
 from pretrain.objectives.base import Model
-from pretrain.training import compile_model
+from pretrain.training import feed
 from pretrain.training.resume import conditions
 from tests.factories.models import fresh_model
 
@@ -128,7 +128,7 @@ def compiled() -> Iterator[tuple[Model, str]]:
 
     pool = Pool()
     async_compile._pool_set.add(pool)
-    compile_model.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(file=said, width=200))
+    feed.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(file=said, width=200))
     assert pool.process.poll() is not None, "it would be waited for at the end"
     assert not async_compile._pool_set
     yield module, said.getvalue()
@@ -153,7 +153,7 @@ def test_one_graph_for_all_lengths(compiled: tuple[Model, str]) -> None:
 def test_evaluation_runs_a_compiled_model_eagerly(compiled: tuple[Model, str]) -> None:
     module, _ = compiled
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    with compile_model.eager(module), torch.no_grad():
+    with feed.eager(module), torch.no_grad():
         module(batch([3, 4]))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
@@ -192,7 +192,7 @@ def test_compiled_equals_eager(recomputes: bool) -> None:
     for part in module.modules():
         if isinstance(part, Encoder):
             part.activation_checkpointing = recomputes
-    compile_model.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(quiet=True))
+    feed.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(quiet=True))
     for lengths in LENGTHS:
         ours, theirs = (computed(m, batch(lengths).padded(SHAPE)) for m in (module, plain))
         assert_equal(ours[0], theirs[0], 1e-5)
@@ -209,23 +209,23 @@ def config(setting: str, **changes: object) -> RunConfig:
 
 
 def test_a_cpu_compiles_long_runs() -> None:
-    assert not compile_model.wanted(config("auto"), CPU, "fp32", 1e13)
-    assert compile_model.wanted(config("auto"), CPU, "fp32", 1e16)
-    assert compile_model.wanted(config("on"), CPU, "fp32", 1.0)
-    assert not compile_model.wanted(config("off"), CPU, "fp32", 1e16)
+    assert not feed.wanted(config("auto"), CPU, "fp32", 1e13)
+    assert feed.wanted(config("auto"), CPU, "fp32", 1e16)
+    assert feed.wanted(config("on"), CPU, "fp32", 1.0)
+    assert not feed.wanted(config("off"), CPU, "fp32", 1e16)
 
 
 def test_gpus_compile_what_flash_attention_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, run = torch.device("cuda", 0), config("auto")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     run.encoder.hidden, run.encoder.heads = 768, 12
-    assert compile_model.allowed(run, cuda, "bf16") == "auto"
-    assert compile_model.allowed(run, cuda, "fp32") == "off"
+    assert feed.allowed(run, cuda, "bf16") == "auto"
+    assert feed.allowed(run, cuda, "fp32") == "off"
     run.encoder.hidden = 312  # heads of 26
-    assert compile_model.allowed(run, cuda, "bf16") == "off"
+    assert feed.allowed(run, cuda, "bf16") == "off"
     run.encoder.hidden = 768
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    assert compile_model.allowed(run, cuda, "fp16") == "off"
+    assert feed.allowed(run, cuda, "fp16") == "off"
 
 
 def test_half_precision_gradients_are_rounded_once() -> None:
@@ -245,7 +245,7 @@ def test_half_precision_gradients_are_rounded_once() -> None:
 
 def test_what_a_compiler_decides_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     assert conditions(config("auto"), World())["train.compile"] == "auto"
-    monkeypatch.setattr(compile_model.shutil, "which", lambda _: None)
+    monkeypatch.setattr(feed.shutil, "which", lambda _: None)
     assert conditions(config("auto"), World())["train.compile"] == "off"
 
 
@@ -255,9 +255,9 @@ def test_what_cannot_be_compiled_is_refused_or_left(monkeypatch: pytest.MonkeyPa
     recomputed = config("on", activation_checkpointing=True)
     for refused, word in ((sharded, "stage 3"), (recomputed, "activation_checkpointing")):
         with pytest.raises(UserError, match=word):
-            compile_model.wanted(refused, CPU, "fp32", 1e16)
+            feed.wanted(refused, CPU, "fp32", 1e16)
         refused.train.compile = "auto"
-        assert not compile_model.wanted(refused, CPU, "fp32", 1e16)
-    monkeypatch.setattr(compile_model.shutil, "which", lambda _: None)
+        assert not feed.wanted(refused, CPU, "fp32", 1e16)
+    monkeypatch.setattr(feed.shutil, "which", lambda _: None)
     with pytest.raises(UserError, match=r"C\+\+ compiler"):
-        compile_model.wanted(config("on"), CPU, "fp32", 1e13)
+        feed.wanted(config("on"), CPU, "fp32", 1e13)

@@ -18,11 +18,9 @@ from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.registry import OBJECTIVES, load
 from pretrain.train import compute
-from pretrain.training.batch_counts import BatchCounts
-from pretrain.training.device_feed import Feed
-from pretrain.training.loss_guard import Guard
-from pretrain.training.loss_meter import LossMeter
-from pretrain.training.progress import Position
+from pretrain.training.feed import Feed
+from pretrain.training.guard import Guard, LossMeter
+from pretrain.training.progress import BatchCounts, Position
 from pretrain.training.rank_timing import Pace
 from pretrain.training.stream_memory import StreamMemory
 from tests.factories.models import config_of

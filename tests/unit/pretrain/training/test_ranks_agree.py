@@ -14,9 +14,8 @@ import torch
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.objectives.registry import with_defaults
-from pretrain.training.batch_counts import StopRequest, with_batch_counts
-from pretrain.training.loss_guard import Guard
-from pretrain.training.progress import Position
+from pretrain.training.guard import Guard
+from pretrain.training.progress import Position, StopRequest, with_batch_counts
 
 
 @dataclass(frozen=True)

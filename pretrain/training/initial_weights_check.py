@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
+from data_pipeline.loader.loader import shards_vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import FILES
+from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.huggingface.base import Header, Part, Weight
 from pretrain.huggingface.folder import stored_headers
-from pretrain.huggingface.registry import family_of
+from pretrain.huggingface.registry import check_config, check_vocabulary, family_of
+from pretrain.preflight.check_run import Plan, identity_of
+from pretrain.run.folder import model_folders, refuse_another
 
 KINDS = ("", ".weight", ".bias")
 BARE = ("weight", "target", "for_content", "for_position", "for_segment", "segments")
@@ -146,3 +152,95 @@ def _stated_shapes(table: Table, encoder: EncoderSettings) -> dict[str, tuple[in
         "feed_forward.output": (hidden, inner),
         **dict.fromkeys(("attention_norm", "feed_forward_norm", "final_norm"), (hidden,)),
     }
+
+
+# Check by small files, and the headers of large ones, without torch, that a run can start from a folder.
+
+
+def check_vocabulary_there(config: RunConfig) -> None:
+    """Raise UserError, for a run whose vocabulary is to be that of the folder in init_from, if there is no such folder,
+    or none that is read in it."""
+    if not config.init_from or config.data.vocab or "://" in config.init_from:
+        return
+    source = Path(config.init_from)
+    refuse_missing(source)
+    if model_folders(source):
+        path = repr(str(source))
+        raise UserError(
+            "no vocabulary in this folder",
+            where=source,
+            expected=" or ".join(FILES),
+            remedy="of a SentencePiece model transformers makes a tokenizer.json: from transformers import"
+            f" AutoTokenizer; AutoTokenizer.from_pretrained({path}).save_pretrained({path})",
+        )
+
+
+def refuse_missing(source: Path) -> None:
+    """Raise UserError if what init_from names does not exist."""
+    if not source.exists():
+        raise UserError(
+            "no such folder",
+            where=f"init_from={source}",
+            expected="a Hugging Face folder on this machine, an export, a run or a checkpoint",
+            remedy="`hf download NAME --local-dir FOLDER` fetches a model of the hub",
+        )
+
+
+def check_hugging_face(config: RunConfig, vocabulary: Vocabulary) -> Vocabulary:
+    """Return the vocabulary of the folder in init_from, which `vocabulary`, the run's, is or extends.
+
+    Raises UserError if the folder is of an unknown family, differs from this run in sizes, in what its class fixes or
+    in its vocabulary, or has no whole encoder of such sizes in files that load without running code."""
+    source, old = Path(config.init_from), vocabulary
+    if config.init_moments:
+        raise UserError("a Hugging Face folder has no moments", where=source, remedy="init_moments=false")
+    for folder in model_folders(source):
+        old = check_vocabulary(folder, vocabulary, may_extend=True)
+        check_config(folder, config, old.size)
+    check_headers(config, model_folders(source))
+    return old
+
+
+# Check the model that init_from names by its small files, without torch, before any rank starts.
+
+
+MODEL = (
+    "vocabulary",
+    *(
+        f"encoder.{key}"
+        for key in ("layers", "hidden", "embedding_size", "heads", "intermediate", "activation")
+    ),
+    *(f"encoder.{key}" for key in ("sharing", "groups")),
+    *(f"encoder.{key}" for key in ("max_positions", "segments", "layer_norm_eps")),
+    *(f"encoder.{key}" for key in ("norm", "norm_place", "norm_biases", "embedding_norm", "head_transform")),
+    "objective.electra.embeddings",
+    *(f"encoder.{key}" for key in ("biases", "gated", "kv_heads", "positions", "global_every")),
+    "encoder.local_attention",  # no parameter, but what each was trained with
+)
+"""Parts of a run's identity that a model's weights depend on, or were trained for: the bases of RoPE may change."""
+
+
+def check_starting_weights(config: RunConfig, plan: Plan) -> None:
+    """Raise UserError if this run cannot start from init_from. Does not read weights."""
+    if not config.init_from:
+        return
+    source = Path(config.init_from)
+    refuse_missing(source)
+    if model_folders(source):
+        check_hugging_face(config, shards_vocabulary(plan.index))
+    else:
+        refuse_another_model(open_checkpoint(named_folder(source)), plan)
+
+
+def refuse_another_model(checkpoint: Checkpoint, plan: Plan) -> None:
+    """Raise UserError, listing differences, if the checkpoint is of a different model than this run's."""
+    ours = {key: value for key, value in identity_of(plan.phase.config, plan).items() if key in MODEL}
+    theirs = checkpoint.state["identity"]
+    refuse_another(theirs, ours, checkpoint.folder, "choose another init_from")
+    config = plan.phase.config
+    if config.init_moments and theirs.get("optim.name") == "muon" != config.optim.name:
+        raise UserError(
+            f"Muon keeps one moment of a matrix, optim.name={config.optim.name} needs two",
+            where=checkpoint.folder,
+            remedy="init_moments=false, or optim.name=muon",
+        )

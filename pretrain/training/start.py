@@ -9,6 +9,9 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,14 +19,20 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
+from pretrain.checkpoint.mirror import bring_back
+from pretrain.checkpoint.retention import drop_leftovers
+from pretrain.checkpoint.store import checkpoints, wait_for_newest
 from pretrain.config.phases import Phase
 from pretrain.config.settings import FP8, RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks, unstated_threads
 from pretrain.huggingface.registry import export_warnings
 from pretrain.optim.schedule import updates
-from pretrain.preflight.check_run import Plan, check_room
+from pretrain.preflight.check_run import Plan, check_room, run_identity
 from pretrain.preflight.memory import parameters_of
+from pretrain.run.files import folder_wait
 from pretrain.run.human import in_bytes
+from pretrain.training.before_ranks import check_folder, lock, open_run, seen_by_all
+from pretrain.training.initial_weights_check import check_starting_weights
 
 PROBE_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}
 """Bytes in the all-reduce that measures the links."""
@@ -166,3 +175,38 @@ def summary(
         lines += [f"! {name}{line}" for line in doubts(plan, world.size)]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+# Open the folder of a recipe's run, new or existing, so that one process holds it and all ranks see it.
+
+
+def open_on_all_ranks(
+    config: RunConfig, plans: list[Plan], world: World, console: Console
+) -> tuple[dict[str, Any], Any]:
+    """Open the run folder on the first rank; return its contents and lock. Its errors are raised on all ranks."""
+
+    folder = Path(config.run.dir)
+    say = partial(console.print, soft_wrap=True, markup=False)
+
+    def opened() -> tuple[dict[str, Any], Any]:
+        if world.rank != 0:
+            return {}, None
+        check_folder(config, plans, say)
+        held = lock(folder)
+        try:
+            wait_for_newest(folder, folder_wait(config.run), say)  # before it is taken for a leftover
+            drop_leftovers(folder)  # before free disk space is checked
+            if config.checkpoint.mirror and (line := bring_back(config, run_identity(plans))):
+                say(line)
+            if not checkpoints(folder):
+                check_starting_weights(config, plans[0])  # before a model is built
+            return open_run(config, plans), held
+        except BaseException:
+            held.close()
+            raise
+
+    about, held = raise_on_all_ranks(world, opened)
+    about = world.broadcast(about)
+    if not about["finished"]:
+        raise_on_all_ranks(world, lambda: seen_by_all(folder, about, world, folder_wait(config.run)))
+    return about, held

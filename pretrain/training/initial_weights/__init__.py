@@ -1,1 +1,0 @@
-"""Start a run from a Hugging Face folder: read its settings, check it, and change its weights to the run's."""
