@@ -30,8 +30,7 @@ def dashboard(
     Example:
         maskmill dashboard runs/base
         maskmill dashboard my-team/maskmill --json dashboard.json"""
-    from pretrain.monitoring.wandb.dashboard import as_values, create, target_of
-    from pretrain.monitoring.wandb.dashboard_panels import sections
+    from pretrain.monitoring.wandb_dashboard import as_values, create, sections, target_of
 
     target = target_of(source, entity)
     if dry_run:

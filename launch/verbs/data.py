@@ -108,7 +108,7 @@ def prepare(
     from data_pipeline.stages.executors import Share
     from data_pipeline.vocabulary.files import load_vocabulary
     from pretrain.config.phases import data_of_phases
-    from pretrain.monitoring.wandb.artifacts import record_prepare
+    from pretrain.monitoring.wandb_run import record_prepare
     from pretrain.objectives.registry import registered
     from pretrain.preflight.check_run import check_vocabulary
     from pretrain.run.folder import model_folders

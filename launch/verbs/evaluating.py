@@ -237,7 +237,7 @@ def _lines(notes: list[dict[str, Any]], others: list[Path], markdown: bool, call
 
 def _record(model: Path) -> None:
     """Tell the tracker of a run of its scores."""
-    from pretrain.monitoring.wandb.artifacts import record_scores
+    from pretrain.monitoring.wandb_run import record_scores
     from pretrain.run.folder import CONFIG
 
     if (model / CONFIG).is_file():

@@ -68,7 +68,7 @@ def sync(source: Run) -> None:
         maskmill sync runs/base"""
     folder = run_folder(source, None)
     with waiting(errors, "sending to W&B"):
-        from pretrain.monitoring.wandb.sync import sync_run
+        from pretrain.monitoring.tracker import sync_run
 
         count = sync_run(folder)
     say(f"sent {count:,} lines to W&B")

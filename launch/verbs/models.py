@@ -40,7 +40,7 @@ def export(
         check_is_new(Path(out))  # before transformers is imported, which takes seconds
     with waiting(errors, "exporting, and comparing both models' logits"):
         from pretrain.export.export import export_run
-        from pretrain.monitoring.wandb.artifacts import record_export
+        from pretrain.monitoring.wandb_run import record_export
         from pretrain.report.show_samples import show_samples
 
         exported = export_run(folder, out, license)

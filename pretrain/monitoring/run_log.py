@@ -1,8 +1,10 @@
 """Write the figures of each step to metrics.jsonl, summary.json and attempts.jsonl, and show them."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,18 +13,16 @@ import torch
 from rich.console import Console
 
 from data_pipeline.errors import UserError, redact, redact_settings
+from pretrain.checkpoint.padding import real_shapes
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.watchdog import hang_in
 from pretrain.distributed.world import World, raise_on_all_ranks
-from pretrain.monitoring.step_stats import StepStats
-from pretrain.monitoring.summary import begun, now, set_bounds
-from pretrain.monitoring.tracker import open_tracker
-from pretrain.monitoring.view import open_view
-from pretrain.monitoring.wandb.alerts import cause_of, disk_nearly_full
+from pretrain.monitoring.terminal import open_view
+from pretrain.monitoring.tracker import cause_of, disk_nearly_full, open_tracker
 from pretrain.preflight.check_run import BYTES_PER_WEIGHT, DISK_MARGIN, Plan
-from pretrain.preflight.step_time import peak_flops
-from pretrain.run.files import text_of
+from pretrain.preflight.step_time import peak_flops, peak_source
+from pretrain.run.files import objects, text_of
 from pretrain.run.folder import (
     EVALUATING,
     EVENTS,
@@ -39,10 +39,157 @@ from pretrain.run.folder import (
     read_summary,
     write_summary,
 )
+from pretrain.run.machine import machine, peak_memory
 from pretrain.run.metrics_log import EVAL, TRUST, TRUST_PREFIX, in_json, read_metrics
 from pretrain.run.time_budget import SHARE, SHARES, ShareLog, phases_in
+from pretrain.training.guard import LossMeter
 from pretrain.training.progress import BatchCounts, Position, is_over
+from pretrain.training.rank_timing import Pace
 from pretrain.training.validation import Figures
+
+# Average the statistics of global batches into the figures of a line of metrics.jsonl.
+#
+# The figures cover the whole global batch, averaged over the steps since the last line.
+
+
+class StepStats:
+    """Sum accepted batches on every rank; `read` resets it. `peak`: FLOP/s of all ranks' devices, 0 if unknown."""
+
+    def __init__(self, world: World, peak: float) -> None:
+        self.meter, self.pace = LossMeter(), Pace(world.device)
+        self._world, self._peak = world, peak
+        self.reset()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return not self._counts
+
+    def reset(self) -> None:
+        """Start the time of the next line now."""
+        self._counts: list[BatchCounts] = []
+        self._since = time.perf_counter()
+
+    def forget(self) -> None:
+        """Drop the batches since the last line."""
+        self.meter.forget()
+        self.reset()
+
+    def add(self, step: int, counts: BatchCounts) -> None:
+        """Add an accepted step."""
+        self._counts.append(counts)
+        self.pace.lap(step, counts.waited)
+
+    def leave_out(self, seconds: float) -> None:
+        """Subtract time that was not spent training."""
+        self._since += seconds
+
+    def read(self, plan: Plan) -> dict[str, Any]:
+        """Return means of losses and accuracies; `global_batch`, the examples of the newest step; tokens and examples
+        per second; `mfu`, the share of the peak reached by the model's arithmetic; `fill`, the share of the
+        micro-batches' token budgets that was used; maximum GB of memory over ranks; the figures of
+        training/rank_timing.py. None for unknown values. All ranks call this together."""
+        means = self.meter.read(self._world)
+        here = (
+            time.perf_counter() - self._since,
+            sum(c.waited for c in self._counts),
+            peak_memory(self._world.device),
+        )
+        seconds, waited, memory = (max(values) for values in zip(*self._world.gather(here), strict=True))
+        paces, slowdowns = self.pace.read(self._world)
+        tokens, squares, masked, examples, slots = (
+            sum(getattr(c, name) for c in self._counts)
+            for name in ("tokens", "squares", "masked", "examples", "micro_batches")
+        )
+        index, micro_batch = plan.index, plan.phase.config.train.micro_batch
+        budget = slots * self._world.size * micro_batch * index.settings["sequence_length"]
+        flops = plan.objective.flops(index.vocabulary.size, tokens=tokens, squares=squares, masked=masked)
+        return {
+            **means,
+            "global_batch": self._counts[-1].examples,
+            "tokens_per_s": tokens / seconds,
+            "examples_per_s": examples / seconds,
+            "mfu": flops / seconds / self._peak if self._peak else None,
+            "padding_share": 0.0,  # packed: no example is padded; unused space in a micro-batch is 1 - fill
+            "fill": tokens / budget,
+            "data_wait_share": waited / seconds,
+            **paces,
+            "slowdowns": slowdowns or None,
+            "memory_gb": memory,
+        }
+
+
+# Create the initial summary.json of a process from the run and its earlier attempts.
+
+
+def begun(
+    config: RunConfig,
+    plans: list[Plan],
+    engine: Engine,
+    world: World,
+    command: str,
+    left: dict[str, Any],
+    lines: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Create the summary. Its newest figures are those of `left`, the previous attempt's summary, and of `lines`, the
+    lines still in metrics.jsonl."""
+    summary: dict[str, Any] = {"started": left.get("started", now()), **machine(world)}
+    for line in lines:
+        if line.get("kind") != TRUST:
+            summary |= {key: value for key, value in line.items() if key != "kind"}
+    summary |= {
+        "command": redact(command),
+        "headline": plans[-1].objective.headline,
+        "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),
+        "peak_source": peak_source(world.device, config.monitor.peak_tflops),
+        "data": plans[0].index.statistics,
+    }
+    last, minutes = plans[-1].phase.last, plans[0].phase.config.train.minutes
+    summary |= {"steps": last} if last is not None else {}
+    if not (phases := phases_of(plans, left)):
+        return summary | ({"minutes": minutes} if minutes else {})
+    return summary | {"phases": phases}
+
+
+def phases_of(plans: list[Plan], left: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the phases in short; empty if the run has a single unnamed phase whose batches are all alike. Where phases
+    with train.minutes began and ended is known from `left`, the previous attempt's summary."""
+    first = plans[0].phase
+    if not (first.name or first.config.train.batch_ramp):
+        return []
+    known = {phase.get("name"): phase for phase in objects(left.get("phases"))}
+    return [_in_short(plan, known.get(plan.phase.name, {})) for plan in plans]
+
+
+def _in_short(plan: Plan, before: dict[str, Any]) -> dict[str, Any]:
+    phase = plan.phase
+    train, length = phase.config.train, phase.config.data.sequence_length
+    first, last = (
+        before.get(name) if own is None else own
+        for name, own in (("first", phase.first), ("last", phase.last))
+    )
+    long = {"minutes": train.minutes} if train.minutes else {"steps": train.steps}
+    batch = {"global_batch": train.global_batch, "sequence_length": length, "lr": phase.config.optim.lr}
+    if train.batch_ramp:
+        ramp = {"batch_ramp": train.batch_ramp, "batch_ramp_from": train.batch_ramp_from}
+        batch |= ramp | {"streams": plan.streams}
+    return {"name": phase.name, "first": first, "last": last, **long, **batch}
+
+
+def set_bounds(summary: dict[str, Any], position: Position, last: int | None) -> None:
+    """Record in the summary where the phase at `position` begins and, if known, ends, and that the one before has
+    ended."""
+    for number, phase in enumerate(summary.get("phases", ())):
+        if number == position.phase - 1:
+            phase["last"] = position.phase_step
+        if number == position.phase:
+            phase |= {"first": position.phase_step, "last": last}
+
+
+def now() -> str:
+    """Return the time of day, to the second, with its zone."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
 
 MOST_OF_LOG = 1 << 18
 """Bytes read at the end of each rank's log."""

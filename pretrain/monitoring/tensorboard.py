@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import first_line
-from pretrain.monitoring.wandb.connection import warn
-from pretrain.monitoring.wandb.points import Bars, point_of
+from pretrain.monitoring.wandb_run import Bars, point_of, warn
 from pretrain.run.metrics_log import JsonLines, note_written, read_metrics, written
 
 FOLDER = "tensorboard"

@@ -1,10 +1,35 @@
 """Write metrics to metrics.jsonl, and through wandb/ to W&B, or through tensorboard.py to event files."""
 
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from data_pipeline.errors import UserError, first_line, redact_settings
 from pretrain.config.settings import MonitorSettings
-from pretrain.run.metrics_log import JsonLines
+from pretrain.monitoring import wandb_run
+from pretrain.monitoring.wandb_run import (
+    Connection,
+    Stage,
+    begin,
+    has_key,
+    is_refused_key,
+    point_of,
+    start,
+    tell,
+    train_stage,
+    warn,
+    why,
+    why_offline,
+)
+from pretrain.run.files import number, replace_file, table
+from pretrain.run.folder import RUN, read_run
+from pretrain.run.metrics_log import JsonLines, Uploaded, read_metrics, reconciled
 
 
 class Tracker(Protocol):
@@ -42,11 +67,261 @@ def open_tracker(
     if not first_rank or settings.tracker == "none":
         return Silent()
     if settings.tracker == "wandb":
-        from pretrain.monitoring.wandb.tracker import Wandb  # wandb takes seconds to import
-
         return Wandb(folder, settings, run_id, config)
     if settings.tracker == "tensorboard":
         from pretrain.monitoring.tensorboard import TensorBoard
 
         return TensorBoard(folder)
     return JsonLines(folder)
+
+
+# Turn problems of a run into alerts: the cause, what to do, and whether one is due.
+#
+# Per cause, at most one alert is sent in `monitor.alert_every` seconds, over all attempts of a run: a run that crashes
+# every minute sends only one. The times are kept in wandb_alerts.json in the run folder.
+
+
+SENT = "wandb_alerts.json"
+SERIOUS = ("failed", "disk", "hang", "not saved")
+"""Causes that end a run, are about to, or lose what it does from now on."""
+CHECKPOINTS_OF_ROOM = 2
+"""The disk counts as nearly full if fewer than this many checkpoints fit."""
+
+ADVICE = {
+    "nan": "One such batch is skipped and does no harm; if they continue, lower optim.lr or use train.precision=bf16.",
+    "spike": "One spike does no harm where train.on_spike skips it; if they continue, lower optim.lr or look at the "
+    "data of the skipped batches (events.jsonl).",
+    "data stall": "Put the shards on a faster disk or nearer to the machine, or give each rank more cores.",
+    "slow rank": "Look at that rank's machine (clocks, temperature, other processes); under Slurm leave its node out "
+    "with --exclude.",
+    "damaged": "Prepare the named shard again, or restore it; `maskmill inspect SHARDS` finds all that are damaged.",
+    "disk": "Make room now, or lower checkpoint.keep: a checkpoint that does not fit is given up, and a crash then "
+    "loses the steps since the one before.",
+    "not saved": "Training goes on and tries again at the next checkpoint; until one is saved, a crash loses the steps "
+    "since the newest one. Make room, or look at the disk that the line names.",
+    "not mirrored": "The checkpoint is whole in the run folder; the next one, or the next start, tries the copy again. "
+    "Look at the object store, its credentials and the network.",
+    "hang": "Every rank has written its stack to logs/rank-N.log: the one whose stack is not in a collective is the "
+    "cause. The run goes on from its newest checkpoint where run.restarts or the job starts it again; if it recurs, "
+    "leave that machine out, or raise the limit that the line names.",
+    "restart": "It resumes by itself from the newest checkpoint; if it recurs, read logs/rank-N.log in the run "
+    "folder.",
+    "failed": "Read the line above and logs/rank-N.log in the run folder; rerun the same command to resume from the "
+    "newest checkpoint.",
+}
+"""What to do about each cause."""
+
+_SIGNS = (
+    ("nan", re.compile(r"gradient of batch \d+ is not finite")),
+    ("spike", re.compile(r"loss of batch \d+ is a spike")),
+    ("data stall", re.compile(r"^waiting for data")),
+    ("slow rank", re.compile(r"^rank \d+ is \S+ slower")),
+    ("damaged", re.compile(r"no example of batch \d+ can be read")),
+)
+
+
+class Alert(NamedTuple):
+    """The message that a person gets."""
+
+    title: str
+    text: str
+    serious: bool
+
+
+def cause_of(text: str) -> str:
+    """Return the key of ADVICE that matches a line about skipped steps or slowdowns; empty if it needs no alert, such
+    as a single slow step."""
+    return next((cause for cause, sign in _SIGNS if sign.search(text)), "")
+
+
+class Alerts:
+    """Decide which alerts of one run are due."""
+
+    def __init__(self, folder: Path, name: str, every: float, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._name, self._clock = folder / SENT, name, clock
+        self.every = every
+        """Seconds between two alerts of one cause; 0: no alerts."""
+        self._sent = _read(self._path)
+
+    def due(self, cause: str, text: str) -> Alert | None:
+        """Return the alert to send now; None for an unknown cause, one that was sent recently, or with alerts switched
+        off."""
+        now = self._clock()
+        if not text or cause not in ADVICE or not self.every:
+            return None
+        last = self._sent.get(cause)
+        if last is not None and 0 <= now - last < self.every:  # negative: the clock was set back since
+            return None
+        self._sent[cause] = now
+        with suppress(OSError):  # the full disk may be the cause
+            replace_file(self._path, json.dumps(self._sent))
+        return Alert(f"{self._name}: {cause}", f"{text}\n{ADVICE[cause]}", cause in SERIOUS)
+
+
+def disk_nearly_full(folder: Path, checkpoint_bytes: float) -> str:
+    """Return a warning about the disk of `folder`; empty if there is enough space."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # gone for a while: the checkpoint's own line reports it
+        return ""
+    if free >= CHECKPOINTS_OF_ROOM * checkpoint_bytes:
+        return ""
+    return f"{folder}: {free / 1e9:,.2f} GB free, and a checkpoint takes {checkpoint_bytes / 1e9:,.2f} GB"
+
+
+def _read(path: Path) -> dict[str, float]:
+    return {cause: at for cause, value in table(path).items() if (at := number(value)) is not None}
+
+
+# Track metrics in metrics.jsonl first, then on W&B: the tracker of `monitor.tracker=wandb`.
+#
+# W&B receives the lines of metrics.jsonl, on the run's own `step` axis; metrics.jsonl is authoritative. No W&B failure
+# ends the training: after the first failure this attempt continues without W&B, and the next attempt or `maskmill
+# sync` sends the rest.
+
+
+EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
+"""The exit code passed to W&B for each end of an attempt."""
+
+
+class Wandb:
+    """Write to metrics.jsonl and W&B: online if there is a key, else offline, to be sent by `maskmill sync`."""
+
+    def __init__(self, folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> None:
+        self._lines, self._folder, self._id = JsonLines(folder), folder, run_id
+        self._settings = wandb_run.settings_of(folder)
+        self._alerts = Alerts(folder, folder.name, settings.alert_every)
+        self._uploaded = Uploaded.read(folder) or Uploaded()
+        self._connection: Connection | None = None
+        try:
+            self._connection = begin(stage_of(folder, settings, run_id, config))
+        except Exception as error:
+            warn(f"W&B cannot write to {folder}, continuing without it: {first_line(error)}")
+        self._try(self._tell_offline)
+        self._try(self._catch_up)
+        self._link(wandb_run.inputs_of_training)
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Write the line to metrics.jsonl first, then hand its numbers to W&B."""
+        self._lines.log(line)
+        self._try(lambda connection: self._hand_over(connection, line))
+
+    def alert(self, cause: str, text: str) -> None:
+        """Alert those who watch the project, at most once per cause and interval."""
+        if alert := self._alerts.due(cause, text):
+            wait = self._alerts.every
+            self._try(lambda connection: connection.alert(*alert, wait))
+
+    def cut(self, step: int) -> None:
+        """Cut metrics.jsonl; W&B, which deletes nothing, shows the later lines beside the earlier."""
+        self._lines.cut(step)
+        self._uploaded = Uploaded.read(self._folder) or self._uploaded
+
+    def close(self, status: str = "finished") -> None:
+        """End both; an online run is then complete on the server, or a line says how to complete it."""
+        self._lines.close()
+        self._link(wandb_run.outputs_of_training, self._id)
+        self._try(lambda connection: self._finish(connection, status))
+
+    def _tell_offline(self, connection: Connection) -> None:
+        if not connection.online:
+            why = f" ({reason})" if (reason := why_offline()) else ""
+            tell(
+                f"W&B is offline{why}: this run is kept in {self._folder / 'wandb'}. `maskmill sync {self._folder}` "
+                f"sends it, `wandb leet {self._folder / 'wandb'}` shows it here"
+            )
+
+    def _catch_up(self, connection: Connection) -> None:
+        """Send what earlier attempts logged offline or lost in transit."""
+        if not connection.online:
+            return
+        lines = read_metrics(self._folder)
+        self._uploaded = reconciled(Uploaded.read(self._folder), connection.points, len(lines))
+        self._uploaded.settled = False
+        for line in lines[self._uploaded.lines :]:
+            self._hand_over(connection, line)
+
+    def _hand_over(self, connection: Connection, line: dict[str, Any]) -> None:
+        connection.log(point_of(line))
+        if connection.online:
+            self._uploaded.lines += 1
+            self._uploaded.points += 1
+            self._uploaded.write(self._folder)
+
+    def _finish(self, connection: Connection, status: str) -> None:
+        settled = connection.finish(EXIT_CODES.get(status, 1), preempted=status == "stopped")
+        if not connection.online:
+            tell(f"W&B has not seen this run: `maskmill sync {self._folder}` sends it")
+        if connection.online:
+            self._uploaded.settled = settled
+            self._uploaded.write(self._folder)
+            if not settled:
+                warn(
+                    f"W&B did not take all of the run in time: `maskmill sync {self._folder}` sends the rest"
+                )
+
+    def _link(self, call: Callable[..., None], *others: str) -> None:
+        if self._connection is not None and self._settings is not None:
+            wandb_run.as_far_as_it_goes(call, self._connection, self._settings, *others)
+
+    def _try(self, call: Callable[[Connection], None]) -> None:
+        if self._connection is None:
+            return
+        try:
+            call(self._connection)
+        except Exception as error:
+            self._connection = None
+            warn(f"W&B failed, continuing without it; `maskmill sync` sends the rest: {why(error)}")
+
+
+def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> Stage:
+    """Return the W&B stage of the training in `folder`."""
+    known = read_run(folder)
+    return train_stage(folder, settings, run_id, config, known["identity"] if known else {})
+
+
+# Send the part of a run's history that W&B lacks, as one run.
+#
+# The history comes from metrics.jsonl, not from the offline files of each attempt, which hold steps that a resumed run
+# repeated.
+
+
+def sync_run(folder: Path) -> int:
+    """Send the lines of metrics.jsonl that W&B lacks, over any number of attempts, and the artifacts if
+    monitor.artifacts is set; return the number of lines. Raises UserError without a key or a server."""
+    known, config = read_run(folder), wandb_run.settings_of(folder)
+    if known is None or config is None:
+        raise UserError("not a run folder", where=folder, expected=f"a folder with {RUN}")
+    if not has_key():
+        raise UserError(
+            "no W&B key, or WANDB_MODE forbids to send", where=folder, remedy="wandb login; unset WANDB_MODE"
+        )
+    lines, before = read_metrics(folder), Uploaded.read(folder)
+    if before is not None and before.settled and before.lines == len(lines):
+        return 0
+    try:
+        connection = start(
+            stage_of(folder, config.monitor, known["id"], redact_settings(asdict(config))), online=True
+        )
+        uploaded = reconciled(before, connection.points, len(lines))
+        missing = lines[uploaded.lines :]
+        for line in missing:
+            connection.log(point_of(line))
+        config.run.dir = str(folder)  # it may have been moved
+        wandb_run.as_far_as_it_goes(wandb_run.inputs_of_training, connection, config)
+        wandb_run.as_far_as_it_goes(wandb_run.outputs_of_training, connection, config, known["id"])
+        settled = connection.finish()
+    except UserError:
+        raise
+    except Exception as error:
+        if is_refused_key(error):
+            raise UserError(why(error), where=folder, remedy="nothing is lost") from None
+        raise UserError(
+            f"W&B cannot be reached: {why(error)}",
+            where=folder,
+            remedy="try again later: nothing is lost",
+        ) from None
+    Uploaded(len(lines), uploaded.points + len(missing), settled=settled).write(folder)
+    if not settled:
+        raise UserError("W&B did not take all in time", where=folder, remedy="run `maskmill sync` again")
+    return len(missing)

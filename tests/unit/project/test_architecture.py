@@ -17,9 +17,9 @@ PACKAGES = ("data_pipeline", "pretrain", "launch")
 PLACES = {
     "webdataset": {"data_pipeline/shards/shard.py"},
     "deepspeed": {"pretrain/distributed/deepspeed_patches.py"},
-    "wandb": {"pretrain/monitoring/wandb/connection.py"},
+    "wandb": {"pretrain/monitoring/wandb_run.py"},
     "tensorboardX": {"pretrain/monitoring/tensorboard.py"},
-    "wandb_workspaces": {"pretrain/monitoring/wandb/dashboard.py"},
+    "wandb_workspaces": {"pretrain/monitoring/wandb_dashboard.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
     "triton": {"pretrain/optim/lamb_triton.py"},
     "dask": {"data_pipeline/stages/executors.py"},

@@ -12,11 +12,16 @@ from rich.console import Console
 
 from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig, TrainSettings
-from pretrain.monitoring import live_panel as panel_module
-from pretrain.monitoring.console import Lines
-from pretrain.monitoring.live_panel import MAX_LOSSES, Panel
-from pretrain.monitoring.sparkline import ASCII_BLOCKS, sparkline
-from pretrain.monitoring.view import open_view, shows_panels
+from pretrain.monitoring import terminal as panel_module
+from pretrain.monitoring.terminal import (
+    ASCII_BLOCKS,
+    MAX_LOSSES,
+    Lines,
+    Panel,
+    open_view,
+    shows_panels,
+    sparkline,
+)
 
 LINE: dict[str, Any] = {
     "kind": "train", "step": 40, "loss": 5.4321, "mask_loss": 4.8, "mask_accuracy": 0.12, "mlm_loss": 4.75,

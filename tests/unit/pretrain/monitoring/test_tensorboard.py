@@ -13,7 +13,7 @@ from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.monitoring import tensorboard
 from pretrain.monitoring.tensorboard import FOLDER, TensorBoard
 from pretrain.monitoring.tracker import Silent, open_tracker
-from pretrain.monitoring.wandb.points import Bars, point_of
+from pretrain.monitoring.wandb_run import Bars, point_of
 from pretrain.preflight import check_run
 from pretrain.run import metrics_log
 from pretrain.run.metrics_log import WRITTEN, note_written, written

@@ -10,10 +10,10 @@ import pytest
 from data_pipeline.errors import UserError
 from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.distributed.world import World
+from pretrain.monitoring import tracker, wandb_run
 from pretrain.monitoring import tracker as monitor
-from pretrain.monitoring.wandb import alerts, connection, run_identity, tracker
-from pretrain.monitoring.wandb.alerts import ADVICE, Alerts, cause_of, disk_nearly_full
-from pretrain.monitoring.wandb.points import by_layer, by_rank, point_of
+from pretrain.monitoring.tracker import ADVICE, Alerts, cause_of, disk_nearly_full
+from pretrain.monitoring.wandb_run import by_layer, by_rank, point_of
 from pretrain.run import metrics_log
 from pretrain.run.metrics_log import Uploaded, reconciled
 from pretrain.training.guard import Guard
@@ -136,12 +136,12 @@ def test_a_failure_of_wandb_does_not_end_the_run(
 def test_a_server_out_of_reach_is_an_offline_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def start(stage: run_identity.Stage, online: bool) -> Connection:
+    def start(stage: wandb_run.Stage, online: bool) -> Connection:
         if online:
             raise TimeoutError("no route to host")
         return Connection(Server(), online)
 
-    monkeypatch.setattr(connection, "start", start)
+    monkeypatch.setattr(wandb_run, "start", start)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     attempt_of(tmp_path, 1)
@@ -165,8 +165,8 @@ def test_an_offline_run_says_why_where_it_is_and_how_to_send_it(
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(connection, "start", lambda stage, online: Connection(Server(), online))
-    monkeypatch.setattr(tracker, "begin", connection.begin)
+    monkeypatch.setattr(wandb_run, "start", lambda stage, online: Connection(Server(), online))
+    monkeypatch.setattr(tracker, "begin", wandb_run.begin)
     attempt_of(tmp_path, 1)
     first, last = capsys.readouterr().out.splitlines()
     assert first == (
@@ -187,11 +187,11 @@ def test_a_key_in_a_file_counts_for_its_host_alone(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert not connection.has_key()
+    assert not wandb_run.has_key()
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
-    assert connection.has_key()
+    assert wandb_run.has_key()
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    assert not connection.has_key()
+    assert not wandb_run.has_key()
 
 
 def test_rows_of_the_heat_maps() -> None:
@@ -269,14 +269,14 @@ def test_no_rounding_keeps_a_first_alert_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jump", [3600, -3600, -365 * 86_400])
 def test_alerts_go_on_after_the_clock_was_set(tmp_path: Path, jump: float) -> None:
     now = 1e9
-    alerts = Alerts(tmp_path, "run", every=60, clock=lambda: now)
-    assert alerts.due("failed", "at first") is not None
+    tracker = Alerts(tmp_path, "run", every=60, clock=lambda: now)
+    assert tracker.due("failed", "at first") is not None
     now += jump
-    assert alerts.due("failed", "after the clock was set") is not None
+    assert tracker.due("failed", "after the clock was set") is not None
     now += 59
     assert Alerts(tmp_path, "run", 60, clock=lambda: now).due("failed", "again") is None
     now += 1
-    assert alerts.due("failed", "later") is not None
+    assert tracker.due("failed", "later") is not None
 
 
 def test_alerts_reach_wandb(tmp_path: Path, server: Server) -> None:
@@ -290,8 +290,8 @@ def test_alerts_reach_wandb(tmp_path: Path, server: Server) -> None:
 def test_a_disk_is_nearly_full_where_two_checkpoints_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = alerts.shutil.disk_usage(tmp_path)._replace(free=10_000_000)
-    monkeypatch.setattr(alerts.shutil, "disk_usage", lambda path: usage)
+    usage = tracker.shutil.disk_usage(tmp_path)._replace(free=10_000_000)
+    monkeypatch.setattr(tracker.shutil, "disk_usage", lambda path: usage)
     assert disk_nearly_full(tmp_path, 5_000_000) == ""
     assert "0.01 GB free, and a checkpoint takes 0.01 GB" in disk_nearly_full(tmp_path, 5_000_001)
     assert disk_nearly_full(tmp_path / "gone", 1.0) == ""
@@ -306,16 +306,16 @@ def test_a_torn_file_of_counts_or_times_is_none(tmp_path: Path, text: str) -> No
 
 
 def test_the_code_is_named_by_version_and_commit() -> None:
-    found = run_identity.code_version()
+    found = wandb_run.code_version()
     assert found["version"] == json.loads(json.dumps(found["version"]))
-    if (run_identity.ROOT / ".git").exists():
+    if (wandb_run.ROOT / ".git").exists():
         assert len(found["commit"]) == 40
 
 
 def test_sync_of_no_run_folder_and_without_a_key_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pretrain.monitoring.wandb.sync import sync_run
+    from pretrain.monitoring.tracker import sync_run
 
     with pytest.raises(UserError, match="not a run folder"):
         sync_run(tmp_path)
@@ -347,7 +347,7 @@ def test_why_wandb_took_nothing_is_said_in_one_line(
     error: str, said: str, is_key: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    found = connection.why(RuntimeError(error))
+    found = wandb_run.why(RuntimeError(error))
     assert said in found
     assert "\n" not in found
-    assert connection.is_refused_key(RuntimeError(error)) == is_key
+    assert wandb_run.is_refused_key(RuntimeError(error)) == is_key

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from pretrain.export import card
-from pretrain.monitoring.console import Lines
-from pretrain.monitoring.live_panel import Panel
-from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
+from pretrain.monitoring.terminal import Lines, Panel
+from pretrain.monitoring.wandb_dashboard import keys_of, sections
 from pretrain.objectives.mlm import Mlm
 from pretrain.objectives.registry import OBJECTIVES, Registered
 from pretrain.report.html.advice import advice

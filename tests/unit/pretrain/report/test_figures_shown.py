@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.export import card as card_facts
 from pretrain.export.card import BLANK, SENTENCES, sentence_for
-from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
+from pretrain.monitoring.wandb_dashboard import keys_of, sections
 from pretrain.report.inspection import run_headlines
 from pretrain.run.metrics_log import wrong_figure
 from tests.unit.pretrain.evaluate.test_verdict import COPIER, DEMO

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.monitoring.wandb.connection import warn
+from pretrain.monitoring.wandb_run import warn
 from pretrain.report.health import (
     CRASHED,
     FINISHED,
