@@ -21,7 +21,7 @@ from pretrain.distributed.world import World, raise_on_all_ranks, set_arithmetic
 from pretrain.monitoring.run_log import RunLog, is_due
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run, with_sources_of_shards
-from pretrain.report.html.page import render
+from pretrain.report.page import render
 from pretrain.run.folder import HANG, SAVING, log_event
 from pretrain.run.metrics_log import PROBE
 from pretrain.run.time_budget import TimeBudget

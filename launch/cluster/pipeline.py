@@ -19,9 +19,7 @@ from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
 from launch.cluster.job_size import WORKER_GIB, export_gib, node_gib, rank_cores, tasks_of, vocabulary_gib
 from pretrain.config.phases import data_of_phases, phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.report.health import FINISHED, RUNNING, STARTING
-from pretrain.report.status import read_status
-from pretrain.report.status_text import exported_model
+from pretrain.report.status import FINISHED, RUNNING, STARTING, exported_model, read_status
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from data_pipeline.errors import UserError, redact
 from data_pipeline.io.files import own_folder, write_whole
 from launch.cluster.chain import Chain
 from launch.cluster.pipeline import STAGES, Job
-from pretrain.report.health import SUBMITTED
+from pretrain.report.status import SUBMITTED
 from pretrain.run.files import table
 
 SCRIPTS = Path(__file__).parents[1] / "sbatch"

@@ -53,7 +53,7 @@ def report(source: Run) -> None:
         maskmill report runs/base"""
     folder = run_folder(source, None)
     with waiting(errors, "drawing the report"):
-        from pretrain.report.html.page import render
+        from pretrain.report.page import render
 
         page = render(folder)
     say(f"report: {page}")

@@ -41,7 +41,7 @@ def export(
     with waiting(errors, "exporting, and comparing both models' logits"):
         from pretrain.export.export import export_run
         from pretrain.monitoring.wandb_run import record_export
-        from pretrain.report.show_samples import show_samples
+        from pretrain.report.page import show_samples
 
         exported = export_run(folder, out, license)
         show_samples(exported.run, exported.checkpoint.step, exported.samples, exported.held_out)

@@ -22,8 +22,7 @@ def status(
     Example:
         maskmill status runs/base
         watch -n 10 maskmill status runs/base"""
-    from pretrain.report.status import read_status
-    from pretrain.report.status_text import command_again, in_words, what_next, what_to_do
+    from pretrain.report.status import command_again, in_words, read_status, what_next, what_to_do
 
     found = read_status(run_folder_of(source, overrides))
     again = command_again(found, source, overrides or [])

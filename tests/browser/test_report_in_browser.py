@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from chromium import Chromium
 
-from pretrain.report.html.page import render
+from pretrain.report.page import render
 from tests.command_line import ROOT
 from tests.unit.pretrain.report.test_report import DATA, EVALUATION, HOSTILE, SUMMARY, make_run, train_line
 from tests.unit.pretrain.report.test_report_sections import (

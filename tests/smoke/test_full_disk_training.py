@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pretrain.report.html.history import last_sign
-from pretrain.report.html.record import read_run
+from pretrain.report.history import last_sign
+from pretrain.report.record import read_run
 from tests.command_line import ROOT
 from tests.run_ends import assert_bit_equal
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.monitoring.wandb_run import point_of
-from pretrain.report.html.record import read_run
+from pretrain.report.record import read_run
 from pretrain.run import metrics_log
 from tests.command_line import Maskmill
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from html import escape
 
-from pretrain.report.html.charts.scales import text, ticks
+from pretrain.report.charts import text, ticks
 
 COLOURS = ("#2f81f7", "#d9730d", "#1f9d6b", "#a371f7", "#d6409f", "#b58900", "#0aa2c0", "#8b949e")
 GREY = "#7d8590"

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from data_pipeline.records import Examples
 from pretrain.export.fill import Sample, fill_samples, write_samples
-from pretrain.report.html.page import render
-from pretrain.report.show_samples import show_samples
+from pretrain.report.page import render, show_samples
 from pretrain.run.folder import SAMPLES
 from tests.unit.pretrain.report.test_report import Page, make_run, page_of
 

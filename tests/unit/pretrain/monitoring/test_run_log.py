@@ -19,8 +19,7 @@ from pretrain.distributed.world import World
 from pretrain.monitoring import run_log as run_log_module
 from pretrain.monitoring.run_log import RunLog
 from pretrain.objectives.registry import with_defaults
-from pretrain.report.status import read_status
-from pretrain.report.status_text import in_words
+from pretrain.report.status import in_words, read_status
 from pretrain.run import files
 from pretrain.run.files import number, table, tables, text_of
 from pretrain.run.folder import (

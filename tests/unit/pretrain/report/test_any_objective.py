@@ -15,11 +15,10 @@ from pretrain.monitoring.terminal import Lines, Panel
 from pretrain.monitoring.wandb_dashboard import keys_of, sections
 from pretrain.objectives.mlm import Mlm
 from pretrain.objectives.registry import OBJECTIVES, Registered
-from pretrain.report.html.advice import advice
-from pretrain.report.html.record import read_run
 from pretrain.report.inspection import run_headlines
-from pretrain.report.status import read_status
-from pretrain.report.status_text import in_words
+from pretrain.report.record import read_run
+from pretrain.report.status import in_words, read_status
+from pretrain.report.summary import advice
 from pretrain.run.metrics import (
     PAIRS,
     PLATEAU,

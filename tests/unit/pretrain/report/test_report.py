@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError, redact
-from pretrain.report.html.charts.draw import Chart, draw
-from pretrain.report.html.charts.figures import Level, Series
-from pretrain.report.html.charts.scales import running_middle, text, thin, ticks, value_range
-from pretrain.report.html.page import render
-from pretrain.report.html.record import Points, points_by_name, read_run
+from pretrain.report.charts import Chart, Level, Series, draw, running_middle, text, thin, ticks, value_range
+from pretrain.report.page import render
+from pretrain.report.record import Points, points_by_name, read_run
 from pretrain.run.human import duration
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
@@ -504,7 +502,7 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
 def test_colours_can_be_told_from_the_paper(mode: int) -> None:
-    css = (Path(__file__).parents[4] / "pretrain" / "report" / "html" / "page.css").read_text()
+    css = (Path(__file__).parents[4] / "pretrain" / "report" / "page.css").read_text()
     found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", css)
     colours = {name: both[mode] for name, *both in found}
     for paper in ("card", "paper"):

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.report.html.advice import advice
-from pretrain.report.html.charts.curves import PICTURES
-from pretrain.report.html.charts.heat import COLUMNS, binned, by_layer
-from pretrain.report.html.record import Points, read_run
+from pretrain.report.curves import COLUMNS, PICTURES, binned, by_layer
+from pretrain.report.record import Points, read_run
+from pretrain.report.summary import advice
 from pretrain.run.folder import ATTEMPTS, LOST, SPENT, AttemptLog, read_attempts
 from tests.unit.pretrain.report.test_report import (
     CONFIG,

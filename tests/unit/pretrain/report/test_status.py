@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pretrain.monitoring.wandb_run import warn
-from pretrain.report.health import (
+from pretrain.report.status import (
     CRASHED,
     FINISHED,
     FIRST_STAGES,
@@ -23,9 +23,12 @@ from pretrain.report.health import (
     STALLED,
     STARTING,
     STOPPED,
+    Status,
+    command_again,
+    in_words,
+    read_status,
+    what_next,
 )
-from pretrain.report.status import Status, read_status
-from pretrain.report.status_text import command_again, in_words, what_next
 from pretrain.run.folder import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, read_heartbeat
 from tests.command_line import ROOT, Maskmill
 

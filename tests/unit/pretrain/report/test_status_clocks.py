@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.report.health import RUNNING, STALLED, STARTING, STOPPED
-from pretrain.report.status import read_status
-from pretrain.report.status_text import in_words
+from pretrain.report.status import RUNNING, STALLED, STARTING, STOPPED, in_words, read_status
 from pretrain.run.files import time_in
 from pretrain.run.folder import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, age_here, read_heartbeat
 from tests.unit.pretrain.report.test_status import NOW, Folder

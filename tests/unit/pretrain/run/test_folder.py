@@ -9,10 +9,9 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import sealed_json
 from pretrain.checkpoint.store import Marker, marked, parsed_marker, sealed
-from pretrain.report.html.record import read_run as read_record
 from pretrain.report.inspection import describe, run_headlines
-from pretrain.report.status import read_status
-from pretrain.report.status_text import in_words
+from pretrain.report.record import read_run as read_record
+from pretrain.report.status import in_words, read_status
 from pretrain.run.folder import (
     CONFIG,
     FORMAT,

@@ -3,8 +3,8 @@
 from html import escape
 from typing import Any
 
-from pretrain.report.html.charts.scales import middle, text
-from pretrain.report.html.record import RunRecord
+from pretrain.report.charts import middle, text
+from pretrain.report.record import RunRecord
 from pretrain.run.files import number
 
 MASKS = {

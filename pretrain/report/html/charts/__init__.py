@@ -1,1 +1,0 @@
-"""Draw a run's figures as SVG pictures, each with its numbers."""

@@ -1,0 +1,539 @@
+"""Write the top of the page: what ran, where and how well, at a glance."""
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.errors import redact
+from pretrain.report.charts import text
+from pretrain.report.history import last_sign
+from pretrain.report.record import Points, RunRecord
+from pretrain.report.statistics import label_shares, splits_of
+from pretrain.run.files import number
+from pretrain.run.folder import HANG
+from pretrain.run.human import duration
+from pretrain.run.metrics import (
+    HELD_OUT,
+    PLATEAU,
+    RISEN,
+    Kind,
+    guess,
+    kinds_in,
+    label_title,
+    leads_alone,
+    perplexity,
+    said,
+    title_of,
+)
+from pretrain.run.time_budget import SHARE, phase_at, phases_in, seconds_left
+
+# List problems of a run and what to do about them.
+
+
+MANY = 0.05
+"""Share of batches from which skipped ones are serious."""
+SLOWDOWN_SHARES, MIN_SLOW_LINES = {"waiting for data": 0.05, "rank": 0.1, "an outlier": 0.1}, 5
+"""Share and number of log lines from which slowdowns are reported: ranks always jitter a little."""
+WORSE = 0.02
+"""Rise of the held-out loss above its minimum, as a share, from which overfitting is reported."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is wrong, what to do, and whether it is serious."""
+
+    what: str
+    remedy: str
+    grave: bool = False
+
+
+def advice_section(run: RunRecord) -> str:
+    """Return the warnings as a list, serious ones first; empty if there are none."""
+    found = sorted(advice(run), key=lambda one: not one.grave)
+    items = "".join(
+        f'<li class="{"grave" if one.grave else "mild"}"><b>{escape(one.what)}</b> {escape(one.remedy)}</li>'
+        for one in found
+    )
+    return (
+        f'<section id="look-at" aria-label="What to look at"><ul class="advice">{items}</ul></section>'
+        * bool(found)
+    )
+
+
+def advice(run: RunRecord) -> list[Advice]:
+    """Return all advice, in the order of the page."""
+    return [*_ends(run), *_broken(run), *_batches(run), *_learning(run), *_speed(run), *_files(run)]
+
+
+def _ends(run: RunRecord) -> list[Advice]:
+    found = []
+    if run.status == "failed":
+        error = redact(str(run.summary.get("error") or "It left no message."))
+        back = (
+            f"Fix the cause, then rerun the same command to resume from step {text(run.checkpoints[-1].step)}."
+            if run.checkpoints
+            else "There is no checkpoint: the same command starts from the beginning."
+        )
+        found.append(Advice(f"The run failed: {error}", f"Look at logs/rank-N.log. {back}", grave=True))
+    if run.not_saved:
+        found.append(
+            Advice(
+                f"The newest checkpoint could not be saved: {redact(run.not_saved)}.",
+                "Make room, or look at the disk. Until a save succeeds, a crash loses the steps since the newest one.",
+                grave=True,
+            )
+        )
+    if hangs := [event for event in run.events if event.get("event") == HANG]:
+        count = "once" if len(hangs) == 1 else f"{len(hangs):,} times"
+        found.append(
+            Advice(
+                f"The run hung {count} and was ended: {redact(str(hangs[-1].get('text') or ''))}.",
+                "Every rank's stack is in logs/rank-N.log; the rank that waits for no other is the cause.",
+            )
+        )
+    if len(run.lost) > 0:
+        count = "One attempt" if len(run.lost) == 1 else f"{len(run.lost)} attempts"
+        found.append(
+            Advice(
+                f"{count} of the run ended without a word.",
+                "Killed, out of memory, or a machine that is gone: logs/rank-N.log and the job's own log may say.",
+            )
+        )
+    return found
+
+
+def _broken(run: RunRecord) -> list[Advice]:
+    losses = [
+        f"{kind.name}_loss" for kind in (run.kind, *kinds_in(run.train)) if kind == run.kind or not kind.part
+    ]
+    trained = {"loss": "the loss", **{name: f"the {said(name)}" for name in losses}}
+    held_out = {f"{HELD_OUT}{name}": f"the held-out {said(name)}" for name in (*losses, "loss")}
+    found = _not_finite(run.train, {**trained, "grad_norm": "the gradient norm"}, "log lines")
+    return [*found, *_not_finite(run.held_out, held_out, "evaluations")]
+
+
+def _not_finite(metrics: dict[str, Points], names: dict[str, str], lines: str) -> list[Advice]:
+    """Warn of the first of these metrics with a value that is not finite."""
+    for name, words in names.items():
+        points = metrics.get(name)
+        if points is not None and (wrong := points.steps[~np.isfinite(points.values)]).size:
+            return [
+                Advice(
+                    f"From step {text(float(wrong[0]))} on, {words} is not finite in {wrong.size:,} {lines}.",
+                    "Lower optim.lr, lengthen schedule.warmup, or use train.precision=bf16 or fp32; "
+                    "train.on_nan=rollback goes back to the newest checkpoint.",
+                    grave=True,
+                )
+            ]
+    return []
+
+
+def _batches(run: RunRecord) -> list[Advice]:
+    skipped, damaged = run.final("skipped_batches") or 0.0, run.final("damaged_examples") or 0.0
+    batches = run.final("batch") or 0.0
+    found = []
+    if skipped:
+        share = skipped / max(batches, 1.0)
+        found.append(
+            Advice(
+                f"{text(skipped)} of {text(batches)} batches were skipped ({text(share, share=True)}).",
+                "The table of disturbances says why. A few do no harm; many want a lower optim.lr, or other data.",
+                grave=share > MANY,
+            )
+        )
+    if damaged:
+        found.append(
+            Advice(
+                f"{text(damaged)} examples could not be read and were left out.",
+                "maskmill inspect on the shards names the damaged ones; prepare them again.",
+                grave=True,
+            )
+        )
+    return found
+
+
+def _learning(run: RunRecord) -> list[Advice]:
+    found = [
+        Advice(
+            finding.what,
+            finding.remedy,
+            grave=finding.kind == RISEN or (finding.kind == PLATEAU and run.ended),
+        )
+        for finding in run.findings
+    ]
+    held_out = run.held_out.get(f"{HELD_OUT}{run.kind.name}_loss", run.held_out.get(f"{HELD_OUT}loss"))
+    if held_out is not None and (rise := _risen(held_out)):
+        found.append(
+            Advice(
+                f"The held-out loss was lowest at step {text(rise)} and has risen since: the model overfits.",
+                "Take the checkpoint of its best step (checkpoint.keep_best keeps it), prepare more text, "
+                "or set data.dynamic_masking=true.",
+            )
+        )
+    if run.status == "finished" and not run.held_out:
+        found.append(
+            Advice(
+                "Nothing was held out, so nothing says how well the model does on text it has not seen.",
+                "data.held_out=0.01 at preparing, and train.eval_every.",
+            )
+        )
+    return found
+
+
+def _risen(points: Points) -> float | None:
+    """Return the step of the minimum, if the newest value is clearly above it."""
+    finite = np.isfinite(points.values)
+    values, steps = points.values[finite], points.steps[finite]
+    if len(values) < 3:
+        return None
+    best = int(values.argmin())
+    return float(steps[best]) if values[-1] > values[best] * (1 + WORSE) and best < len(values) - 2 else None
+
+
+def _speed(run: RunRecord) -> list[Advice]:
+    lines = max((len(points.steps) for points in run.train.values()), default=0)
+    remedies = {
+        "waiting for data": ("Ranks waited for data", "More CPU cores a rank, or shards on a faster disk."),
+        "rank": ("One rank was slower than the others", "See which one below, and look at its machine."),
+        "an outlier": (
+            "Single steps took much longer than the others",
+            "A shared machine, a slow disk, the network.",
+        ),
+    }
+    found = []
+    for start, (what, remedy) in remedies.items():
+        steps = {step for step, words in run.slowdowns if words.startswith(start)}
+        if lines and len(steps) >= max(MIN_SLOW_LINES, SLOWDOWN_SHARES[start] * lines):
+            last = next(words for _, words in reversed(run.slowdowns) if words.startswith(start))
+            found.append(
+                Advice(f"{what} in {len(steps):,} of {lines:,} log lines.", f"{remedy} Newest: {last}.")
+            )
+    return found
+
+
+def _files(run: RunRecord) -> list[Advice]:
+    found = [
+        Advice(complaint, "The rest of the page is from the other files.") for complaint in run.complaints
+    ]
+    if run.status == "stopped":
+        found.append(Advice("The run was stopped before its end.", "Rerun the same command to resume."))
+    return found
+
+
+# Show a run's learning figures as tiles, each beside its baseline.
+
+
+def learning_tiles(run: RunRecord) -> list[str]:
+    """Return tiles of the headline's held-out loss, accuracy and, for words, perplexity; training figures if nothing
+    was held out."""
+    kind, figures = run.kind, run.figures
+    if number(figures.get(f"{HELD_OUT}{kind.name}_loss")) is not None:
+        tiles = _other_tiles(run) if leads_alone(run.headline) else []
+        tiles += [_loss_tile(run), _accuracy_tile(run)]
+        return [*tiles, _perplexity_tile(run)] if kind.words else tiles
+    trained = number(figures.get(f"{kind.name}_loss"))
+    if trained is not None and number(figures.get(f"{HELD_OUT}{run.headline}")) is None:
+        about = _in_training(run, f"{kind.name}_loss") + _kinds(run, "")
+        return [tile(title_of(kind.said("loss")), text(trained), "nats", about)]
+    return _other_tiles(run)
+
+
+def tile(name: str, value: str, unit: str, about: str, picture: str = "", wide: bool = False) -> str:
+    """Return one figure with its name above it and its meaning below it."""
+    return (
+        f'<div class="tile{" wide" if wide else ""}"><h2>{escape(name)}</h2>'
+        f'<p class="value">{escape(value)}{f" <small>{escape(unit)}</small>" if unit else ""}</p>'
+        f"{picture}{f'<p>{escape(about)}</p>' if about else ''}</div>"
+    )
+
+
+def _loss_tile(run: RunRecord) -> str:
+    kind = run.kind
+    title = f"Held-out {kind.said('loss')}"
+    loss, unigram = (
+        number(run.figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
+    )
+    assert loss is not None
+    if unigram is None:
+        return tile(title, f"{loss:.3f}", "nats", "Lower is better." + _kinds(run, HELD_OUT), wide=True)
+    side = "below" if loss < unigram else "above"
+    about = f"{abs(unigram - loss):.2f} nats {side} what word frequencies alone give ({text(unigram)})."
+    about += _kinds(run, HELD_OUT)
+    scale = max(loss, unigram) or 1.0
+    bars = "".join(
+        f'<div class="bar"><span>{name}</span><i class="{kind}" style="width:{max(0.0, 60 * value / scale):.1f}%"></i>'
+        f"<b>{value:.2f}</b></div>"
+        for name, kind, value in (("this model", "b2", loss), ("unigram", "b0", unigram))
+    )
+    return tile(title, f"{loss:.3f}", "nats", about, bars, wide=True)
+
+
+def _accuracy_tile(run: RunRecord) -> str:
+    kind = run.kind
+    accuracy, most = (
+        number(run.figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("accuracy", "majority")
+    )
+    if accuracy is None:
+        return ""
+    about = "First guess right." if kind.words else "Share judged right."
+    if most is not None:
+        answer = "the most frequent token" if kind.words else "the commonest answer"
+        about += f" Always {answer} would get {text(most, share=True)}."
+    return tile(f"Held-out {kind.said('accuracy')}", text(accuracy, share=True), "", about)
+
+
+def _perplexity_tile(run: RunRecord) -> str:
+    kind = run.kind
+    loss, unigram = (
+        number(run.figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
+    )
+    about = "Among so many equally likely words it chooses."
+    if unigram is not None:
+        about += f" By word frequencies alone: {perplexity(unigram)}."
+    return tile(f"Held-out {kind.said('perplexity')}", perplexity(loss), "", about)
+
+
+def _kinds(run: RunRecord, prefix: str) -> str:
+    """Describe the accuracy at visible words in a sentence; empty if unknown."""
+    kept, random = (number(run.figures.get(f"{prefix}{kind}_accuracy")) for kind in ("kept", "random"))
+    if kept is None:
+        return ""
+    words = f" Apart from this: {text(kept, share=True)} right at words that are kept, which takes no more than copying"
+    return f"{words}{'' if random is None else f', {text(random, share=True)} where a random word is shown'}."
+
+
+def _other_tiles(run: RunRecord) -> list[str]:
+    """Return tiles for an objective with another headline, or a run without headline figures, without a judgement."""
+    terms = [kind for kind in kinds_in(run.figures) if not kind.part and not kind.labels]
+    for name, caveat in [(run.headline, ""), *((f"{kind.name}_loss", kind.caveat) for kind in terms)]:
+        for key, where in ((f"{HELD_OUT}{name}", "On held-out text."), (name, _in_training(run, name))):
+            if (value := number(run.figures.get(key))) is not None:
+                unit = "nats" if name.endswith("_loss") else ""
+                chance = guess(name)
+                shown = text(value, share=name.endswith("accuracy"))
+                return [tile(title_of(said(name)), shown, unit, f"{where} {chance or caveat}".strip())]
+    return []
+
+
+def _in_training(run: RunRecord, name: str) -> str:
+    """Return why a figure is from training."""
+    held_out = run.held_out.get(f"{HELD_OUT}{name}")
+    if held_out is None:
+        return "In training; this run was not evaluated on held-out text."
+    if math.isfinite(held_out.values[-1]):
+        return "In training; on held-out text only the untrained model was evaluated yet."
+    return "In training; on held-out text the newest was no number."
+
+
+STATUS = {
+    "finished": ("good", "Finished"),
+    "stopped": ("fair", "Stopped"),
+    "failed": ("broken", "Failed"),
+    "running": ("live", "Running"),
+    "unknown": ("fair", "End unknown"),
+}
+
+
+def headline(run: RunRecord, advice: str) -> str:
+    """Return title, status, the result in words, advice, and a tile for every important number."""
+    kind, status = STATUS.get(run.status, ("fair", run.status))
+    return (
+        f'<header><p class="status {kind}">{escape(status)}</p><h1>{escape(run.name)}</h1>'
+        f'<p class="lead"><strong>{escape(verdict(run))}</strong> {escape(_sentence(run))}</p></header>{advice}'
+        f'<section aria-label="Results"><div class="tiles">{"".join(_tiles(run))}</div></section>'
+    )
+
+
+def verdict(run: RunRecord) -> str:
+    """Describe in a sentence how well the run did, or is doing so far."""
+    kind, figures = run.kind, run.figures
+    loss, unigram = (
+        number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
+    )
+    if loss is None or not kind.words:
+        return _verdict_without_words(run, figures)
+    words = f"{title_of(kind.at)} in text it has not seen, its loss is {text(loss)} nats, "
+    words += f"a perplexity of {perplexity(loss)}"
+    if unigram is None:
+        return f"{words}."
+    beside = f"word frequencies alone give {text(unigram)}, a perplexity of {perplexity(unigram)}"
+    if any(finding.kind == PLATEAU for finding in run.findings):
+        return f"No context has been learnt yet. {words}; {beside}."
+    fewer = math.exp(min(unigram - loss, 50.0))
+    return f"{words}; {beside}, {fewer:.2f} times as unsure."
+
+
+def _verdict_without_words(run: RunRecord, figures: dict[str, Any]) -> str:
+    """Describe the same for an objective with another headline, or a run that is not yet evaluated."""
+    terms = [kind for kind in kinds_in(figures) if not kind.part and not kind.labels]
+    for name, caveat in [
+        (run.headline, ""),
+        *((f"{kind.name}_loss", kind.caveat) for kind in terms),
+        ("loss", ""),
+    ]:
+        is_share, unit = name.endswith("accuracy"), " nats" if name.endswith("_loss") else ""
+        for key, words in (
+            (f"{HELD_OUT}{name}", f"On text it has not seen, its {said(name)} is {{}}{unit}."),
+            (name, f"The {said(name)} in training is {{}}{unit}."),
+        ):
+            if (value := number(figures.get(key))) is not None:
+                return f"{words.format(text(value, share=is_share))} {guess(name) or caveat}".strip()
+    return "No step is logged yet." if not run.ended else ""
+
+
+def moment(value: Any) -> datetime | None:
+    """Format a moment given as ISO 8601 text."""
+    try:
+        return datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+
+
+def elapsed(run: RunRecord) -> float | None:
+    """Return the seconds of training: the run's own count, else from its start to its end."""
+    own = number(run.summary.get("seconds"))
+    if own is not None:
+        return own
+    start, end = moment(run.summary.get("started")), moment(run.summary.get("finished"))
+    if start is None or end is None or (start.tzinfo is None) != (end.tzinfo is None):
+        return None
+    return (end - start).total_seconds()
+
+
+def _sentence(run: RunRecord) -> str:
+    steps, planned = _steps(run), number(run.summary.get("steps")) or number(run.setting("train.steps"))
+    share, minutes = number(run.summary.get(SHARE)), number(run.setting("train.minutes"))
+    ranks, device = number(run.summary.get("ranks")), run.summary.get("device")
+    done = (
+        f"{text(steps)} of {text(planned)} steps" if planned and steps != planned else f"{text(steps)} steps"
+    )
+    parts = [
+        f"Objective {run.setting('objective.name')}" if run.setting("objective.name") else "",
+        done if steps is not None else "",
+        f"({text(share, share=True)} of {text(minutes)} min of training)" if share and minutes else "",
+        f"up to phase {run.summary['phase']}" if run.summary.get("phase") else "",
+        f"in {duration(elapsed(run))}" if duration(elapsed(run)) else "",
+        f"on {text(ranks)} rank{'' if ranks == 1 else 's'}" if ranks else "",
+        f"of {device}" if device and ranks else f"on {device}" if device else "",
+    ]
+    words = " ".join(part for part in parts[1:] if part)
+    return (
+        ": ".join(part for part in (parts[0], words) if part) + "." if any(parts) else "Nothing recorded yet."
+    )
+
+
+def _steps(run: RunRecord) -> float | None:
+    """Return the finished steps: from the summary of an ended run, else from its lines."""
+    logged = max((float(metric.steps[-1]) for metric in run.train.values()), default=None)
+    told = number(run.summary.get("step"))
+    if told is None and run.status == "finished":
+        told = number(run.summary.get("steps"))
+    return told if told is not None and (run.ended or logged is None) else logged
+
+
+def _tiles(run: RunRecord) -> list[str]:
+    pairs = [kind for kind in kinds_in(run.figures) if kind.labels and kind != run.kind]
+    tiles = [*learning_tiles(run), *(_pair_tile(run, kind) for kind in pairs)]
+    speed = run.final("tokens_per_s")
+    if speed is not None:
+        examples = run.final("examples_per_s")
+        share = run.final("mfu")
+        parts = [f"{text(examples)} examples/s" if examples is not None else ""]
+        parts.append(f"{text(share, share=True)} of the peak" if share else "")
+        tiles.append(tile("Throughput", text(speed), "tokens/s", ", ".join(part for part in parts if part)))
+    if elapsed(run) is not None:
+        started = moment(run.summary.get("started"))
+        about = f"Started {started:%Y-%m-%d %H:%M}{_zone(started)}." if started else ""
+        about += (
+            f" Resumed {run.attempts - 1} times."
+            if run.attempts > 2
+            else " Resumed once."
+            if run.attempts == 2
+            else ""
+        )
+        if left := _left(run):
+            about = f"About {duration(left)} left at the newest pace. {about}"
+        if not run.ended and run.history:
+            sign = last_sign(run, run.history[-1])
+            about += (
+                f" Last activity {sign:%Y-%m-%d %H:%M:%S}{_zone(sign)}: long ago means that it was killed."
+            )
+        tiles.append(tile("Time", duration(elapsed(run)), "", about))
+    parameters = number(run.summary.get("parameters"))
+    if parameters is not None:
+        tiles.append(tile("Parameters", _large(parameters), "", _shape(run)))
+    tiles.append(_data_tile(run))
+    return [tile for tile in tiles if tile] or [tile("Results", "none yet", "", "No metrics were logged.")]
+
+
+def _left(run: RunRecord) -> float | None:
+    """Estimate the remaining seconds of a running run, at the pace of its newest tenth, within the newest phase if
+    any."""
+    points, phases = run.train.get("seconds"), phases_in(run.summary)
+    if run.ended or points is None or not phases:
+        return None
+    steps, seconds = points
+    phase = phase_at(float(steps[-1]), phases) or {}
+    begun = int(np.searchsorted(steps, number(phase.get("first")) or 0.0))
+    first = max(begun, min(len(steps) - 2, int(0.9 * len(steps))))
+    if first < 0 or first > len(steps) - 2:
+        return None
+    a_step = float((seconds[-1] - seconds[first]) / (steps[-1] - steps[first]))
+    if not math.isfinite(a_step):
+        return None
+    return seconds_left(int(steps[-1]), a_step, phases, newest=run.summary) or None
+
+
+def _pair_tile(run: RunRecord, kind: Kind) -> str:
+    prefix, split, title = f"{HELD_OUT}{kind.name}_accuracy", "held_out", f"Held-out {kind.said('accuracy')}"
+    if run.final(prefix) is None:
+        prefix, split = f"{kind.name}_accuracy", "train"
+        title = f"{title_of(kind.said('accuracy'))} in training"
+    accuracy = run.final(prefix)
+    if accuracy is None:
+        return ""
+    logged = number(run.figures.get(f"{HELD_OUT}{kind.name}_majority")) if split == "held_out" else None
+    shares = label_shares(run, split)
+    always = logged if logged is not None else max(shares) if shares else 0.5
+    about = f"One answer for all pairs would get {text(always, share=True)}."
+    by_label = {label: run.final(f"{prefix}_{label}") for label in kind.labels}
+    if None not in by_label.values():
+        told = ", ".join(f"{label_title(label)} {text(of, share=True)}" for label, of in by_label.items())
+        about = f"{told}. {about}"
+    return tile(title, text(accuracy, share=True), "", about)
+
+
+def _data_tile(run: RunRecord) -> str:
+    data = run.summary.get("data")
+    parts = splits_of(data) if isinstance(data, dict) else {}
+    counts = next((part for part in parts.values() if "tokens" in part), {})
+    documents = next((number(part["documents"]) for part in parts.values() if "documents" in part), None)
+    tokens, examples = number(counts.get("tokens")), number(counts.get("examples"))
+    if tokens is None:
+        return ""
+    about = [
+        f"{_large(count)} {name}"
+        for name, count in (("examples", examples), ("documents", documents))
+        if count
+    ]
+    return tile("Data", _large(tokens), "tokens", ", ".join(about) + "." if about else "")
+
+
+def _zone(when: datetime) -> str:
+    return f" {when:%Z}" if when.tzinfo else ""
+
+
+def _large(count: float) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"
+
+
+def _shape(run: RunRecord) -> str:
+    layers, hidden, heads = (run.setting(f"encoder.{name}") for name in ("layers", "hidden", "heads"))
+    return f"{layers} layers, {hidden} wide, {heads} heads." if layers and hidden and heads else ""
