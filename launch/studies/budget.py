@@ -9,12 +9,12 @@ import torch
 from launch.studies.place import Place, trains
 from launch.studies.read import run_of
 from pretrain.config.settings import RunConfig
-from pretrain.evaluate.studies.design import Design
-from pretrain.evaluate.studies.measured import Cell, Measured
 from pretrain.objectives.registry import load
 from pretrain.preflight.forecast import forecast_phases, text_of
 from pretrain.preflight.step_time import Cluster, peak_flops
 from pretrain.run.human import duration
+from pretrain.studies.design import Design
+from pretrain.studies.measured import Cell, Measured
 
 CPU_SHARE = 0.45
 """Assumed share of the speed of matrix products that training reaches on a CPU: what a model of 2 layers of 128 reaches

@@ -20,10 +20,18 @@ from launch.studies.place import Place, Stopped, last_line, maskmill, trains
 from launch.studies.read import run_of
 from launch.studies.score import data_of
 from launch.studies.time_arms import steps_by_arm, time_arms
-from pretrain.evaluate.studies.design import Design
-from pretrain.evaluate.studies.equality import Hashes, by_arms, check_equal, hashes_of
-from pretrain.evaluate.studies.measured import Cell, Measured, best_values, read_measured
-from pretrain.evaluate.studies.page import Facts, read_facts, write_study
+from pretrain.studies.design import Design
+from pretrain.studies.measured import (
+    Cell,
+    Hashes,
+    Measured,
+    best_values,
+    by_arms,
+    check_equal,
+    hashes_of,
+    read_measured,
+)
+from pretrain.studies.page import Facts, read_facts, write_study
 
 Say = Callable[[str], None]
 

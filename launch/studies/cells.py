@@ -22,10 +22,10 @@ from launch.studies.place import Place, Stopped, last_line, maskmill, trains
 from launch.studies.read import Run, run_folder, run_of
 from launch.studies.score import data_of, model_of, scores
 from pretrain.config.settings import RunConfig
-from pretrain.evaluate.studies.design import Design
-from pretrain.evaluate.studies.measured import Cell, Measured, measure_run, read_measured, write_measured
 from pretrain.run.folder import read_summary
 from pretrain.run.machine import machine_name
+from pretrain.studies.design import Design
+from pretrain.studies.measured import Cell, Measured, measure_run, read_measured, write_measured
 from pretrain.tasks.encoders import Encoder, find_encoders
 
 DIVERGED = re.compile("(is not finite|is a spike: .*), the [0-9]+th batch in a row that was skipped")

@@ -12,8 +12,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import open_to_write, own_folder
 from launch.ranks import tuning
 from pretrain.distributed.launch_env import SUPERVISOR
-from pretrain.evaluate.studies.design import Design
-from pretrain.evaluate.studies.measured import Cell
+from pretrain.studies.design import Design
+from pretrain.studies.measured import Cell
 
 
 class Stopped(RuntimeError):

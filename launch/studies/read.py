@@ -18,9 +18,8 @@ from launch.studies.step_times import equal_steps
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import load_yaml
-from pretrain.evaluate.studies.design import OF_TASKS, Changes, Design, Settings
-from pretrain.evaluate.studies.measured import Cell
-from pretrain.evaluate.studies.parse import flat, parse_design
+from pretrain.studies.design import OF_TASKS, Changes, Design, Settings, flat, parse_design
+from pretrain.studies.measured import Cell
 
 
 def read_design(study: str, changes: Changes) -> Design:

@@ -10,9 +10,9 @@ from data_pipeline.errors import UserError
 from launch.studies.place import Place, last_line, maskmill
 from launch.studies.read import run_folder, run_of
 from pretrain.evaluate.evaluate import Evaluation, beside, pick_encoder
-from pretrain.evaluate.studies.design import Design, Scoring
-from pretrain.evaluate.studies.measured import Cell
-from pretrain.evaluate.studies.segment_edits import edited_folder
+from pretrain.studies.design import Design, Scoring
+from pretrain.studies.measured import Cell
+from pretrain.studies.segment_edits import edited_folder
 from pretrain.tasks.encoders import find_encoders
 from pretrain.tasks.registry import OWN, folder_of, folders_of
 from pretrain.tasks.settings import settings_for

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import canonical_json, write_whole
-from pretrain.evaluate.studies.design import Design, Settings
+from pretrain.studies.design import Design, Settings
 
 STEP_TIMES = "step_times.json"
 """In the folder of the study."""

@@ -13,10 +13,10 @@ from launch.ranks import STOPPED
 from launch.studies.place import Place, Stopped, last_line, maskmill, trains
 from launch.studies.read import overrides_of, run_of
 from launch.studies.step_times import StepTime, read_step_times, step_time_key, write_step_times
-from pretrain.evaluate.studies.design import Design
-from pretrain.evaluate.studies.measured import Cell
 from pretrain.run.machine import machine_name
 from pretrain.run.metrics_log import read_metrics
+from pretrain.studies.design import Design
+from pretrain.studies.measured import Cell
 
 ROUNDS, STEPS, EVERY = 3, 200, 20
 """Short runs of an arm; steps of each; and steps of an interval, whose median is one measurement."""

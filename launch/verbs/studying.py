@@ -25,7 +25,7 @@ def _list_studies(wanted: bool) -> None:
     if not wanted:
         return
     from launch.studies.read import read_design
-    from pretrain.evaluate.studies.design import Changes
+    from pretrain.studies.design import Changes
 
     for name in study_names():
         design = read_design(name, Changes())
@@ -114,7 +114,7 @@ def study(
         maskmill study objectives --form long --plan --gpu h100 --price-per-hour 2.5
         maskmill study my_study.yaml train.steps=1000"""
     from launch.studies.read import read_design, read_settings, source_settings
-    from pretrain.evaluate.studies.design import Changes, require_given
+    from pretrain.studies.design import Changes, require_given
 
     chosen = tuple(name.strip() for name in arms.split(",") if name.strip())
     given = (source_settings(source) if source else {}) | read_settings(overrides or [])
@@ -124,9 +124,9 @@ def study(
     from launch.studies.budget import plan_lines
     from launch.studies.carry_out import Study
     from launch.studies.place import Place, Stopped, check_model
-    from pretrain.evaluate.studies import statistics
     from pretrain.preflight.gpus import gpu_named
     from pretrain.preflight.step_time import Cluster
+    from pretrain.studies import compare
     from pretrain.tasks import metrics
 
     part = Share.parsed(share)
@@ -140,7 +140,7 @@ def study(
         for line in plan_lines(design, place, Cluster(1, gpus, gpu_named(gpu)), price_per_hour):
             say(line)
         return
-    statistics.require()
+    compare.require()
     for scoring in design.evaluate:
         metrics.require(scoring.task)  # now, not when its models are trained
     work = Study(design, place, shlex.join(["maskmill", *sys.argv[1:]]), say)

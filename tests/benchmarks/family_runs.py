@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch.settings.recipe import load_config
-from pretrain.evaluate.studies.charts import Line, Panel, svg
 from pretrain.run.metrics import HELD_OUT, KINDS
 from pretrain.run.metrics_log import EVAL, read_metrics
+from pretrain.studies.charts import Line, Panel, svg
 from tests.benchmarks.studies import markdown, run
 from tests.command_line import command
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.evaluate.studies.charts import Line, Panel, svg
+from pretrain.studies.charts import Line, Panel, svg
 from tests.benchmarks.studies import markdown
 
 

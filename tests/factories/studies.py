@@ -1,7 +1,7 @@
 """What runs of a study came to, and the facts of its page."""
 
-from pretrain.evaluate.studies.measured import Cell, Measured
-from pretrain.evaluate.studies.page import Facts
+from pretrain.studies.measured import Cell, Measured
+from pretrain.studies.page import Facts
 
 FACTS = Facts("maskmill study x", "4 runs.", {"1": {"masks": "abc"}}, {"b-2": "no room"}, [])
 

@@ -33,7 +33,7 @@ PLACES = {
     "huggingface_hub": {"pretrain/export/hub.py"},
     "sentencepiece": {"data_pipeline/vocabulary/train.py"},
     "sklearn": {"pretrain/tasks/metrics.py"},
-    "scipy": {"pretrain/tasks/metrics.py", "pretrain/evaluate/studies/statistics.py"},
+    "scipy": {"pretrain/tasks/metrics.py", "pretrain/studies/compare.py"},
     "udtools": {"pretrain/tasks/metrics.py"},
     "ufal": {"pretrain/tasks/dependencies.py"},
     "seqeval": {"pretrain/tasks/metrics.py"},

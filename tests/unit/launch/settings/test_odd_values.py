@@ -16,11 +16,11 @@ from launch.settings.folder import with_folder_settings
 from launch.settings.recipe import load_config, setting_names
 from launch.studies.read import read_design, read_settings
 from pretrain.config.yaml_files import schema
-from pretrain.evaluate.studies.design import Changes
 from pretrain.preflight.ranges import value_of
 from pretrain.run.files import read
 from pretrain.run.folder import read_config
 from pretrain.run.folder import read_settings as settings_of_run
+from pretrain.studies.design import Changes
 
 SECRET = "a-secret-of-the-environment"
 INTERPOLATED = {

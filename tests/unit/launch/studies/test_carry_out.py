@@ -15,9 +15,9 @@ from launch.studies.carry_out import Study
 from launch.studies.place import Place, Stopped
 from launch.studies.read import read_design, read_settings
 from pretrain.config.settings import RunConfig
-from pretrain.evaluate.studies.design import Changes, Design
-from pretrain.evaluate.studies.measured import Cell, Measured, read_measured, write_measured
-from pretrain.evaluate.studies.page import read_facts, write_study
+from pretrain.studies.design import Changes, Design
+from pretrain.studies.measured import Cell, Measured, read_measured, write_measured
+from pretrain.studies.page import read_facts, write_study
 from tests.factories.studies import FACTS
 
 EQUAL = """title: T

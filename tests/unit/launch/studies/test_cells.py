@@ -19,8 +19,8 @@ from launch.studies.read import read_design, read_settings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.world import World
-from pretrain.evaluate.studies.design import Changes, Design
-from pretrain.evaluate.studies.measured import Cell, read_measured
+from pretrain.studies.design import Changes, Design
+from pretrain.studies.measured import Cell, read_measured
 from pretrain.training.guard import MOST_IN_A_ROW, Guard
 from pretrain.training.progress import Position
 

@@ -13,11 +13,11 @@ from launch.studies.place import Place, Stopped
 from launch.studies.read import read_design, read_settings, run_of
 from launch.studies.step_times import STEP_TIMES, read_step_times
 from launch.studies.time_arms import EVERY, ROUNDS, quiet_step, steps_by_arm, time_arms
-from pretrain.evaluate.studies.design import Changes, Design
-from pretrain.evaluate.studies.measured import Cell
 from pretrain.preflight.gpus import gpu_named
 from pretrain.preflight.step_time import Cluster
 from pretrain.run.metrics_log import JsonLines
+from pretrain.studies.design import Changes, Design
+from pretrain.studies.measured import Cell
 
 TIMED = """title: T
 question: Q?

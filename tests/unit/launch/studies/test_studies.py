@@ -13,11 +13,11 @@ from launch.studies.budget import all_cells, budget_of, first_cells, plan_lines
 from launch.studies.cells import tokens_by_step
 from launch.studies.place import Place, trains
 from launch.studies.read import find_study, overrides_of, read_design, read_settings, run_of
-from pretrain.evaluate.studies.design import FORMS, Changes
-from pretrain.evaluate.studies.measured import Cell, Measured
 from pretrain.preflight.gpus import gpu_named
 from pretrain.preflight.memory import meta_model
 from pretrain.preflight.step_time import Cluster
+from pretrain.studies.design import FORMS, Changes
+from pretrain.studies.measured import Cell, Measured
 from pretrain.tasks.registry import check_name
 from pretrain.tasks.settings import settings_for
 

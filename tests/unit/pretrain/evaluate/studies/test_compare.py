@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from pretrain.evaluate.studies.by_epoch import epoch_rows
-from pretrain.evaluate.studies.compare import cells_of_row, rows_of, verdict
-from pretrain.evaluate.studies.design import Changes, Design
-from pretrain.evaluate.studies.measured import Cell, Measured
-from pretrain.evaluate.studies.page import write_study
-from pretrain.evaluate.studies.parse import parse_design
-from pretrain.evaluate.studies.statistics import Comparison
+from pretrain.studies.compare import Comparison, cells_of_row, rows_of, verdict
+from pretrain.studies.design import Changes, Design, parse_design
+from pretrain.studies.measured import Cell, Measured
+from pretrain.studies.page import epoch_rows, write_study
 from tests.factories.studies import FACTS, found_of, measured
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -6,12 +6,10 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.studies.read import read_design
-from pretrain.evaluate.studies.compare import rows_of
-from pretrain.evaluate.studies.contrasts import contrasts_of
-from pretrain.evaluate.studies.design import Changes, Design
-from pretrain.evaluate.studies.measured import Measured
-from pretrain.evaluate.studies.page import write_study
-from pretrain.evaluate.studies.parse import parse_design
+from pretrain.studies.compare import contrasts_of, rows_of
+from pretrain.studies.design import Changes, Design, parse_design
+from pretrain.studies.measured import Measured
+from pretrain.studies.page import write_study
 from tests.factories.studies import FACTS, found_of, measured
 
 EFFECT = {"ab": 0.5, "a": 0.5, "b": -0.5, "none": -0.5}

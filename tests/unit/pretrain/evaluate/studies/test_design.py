@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.studies.design import Changes, Design, require_given
-from pretrain.evaluate.studies.parse import parse_design
+from pretrain.studies.design import Changes, Design, parse_design, require_given
 
 STUDY: dict[str, Any] = {
     "title": "A title",

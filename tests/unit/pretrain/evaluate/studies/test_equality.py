@@ -6,7 +6,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
-from pretrain.evaluate.studies.equality import by_arms, check_equal, hashes_of
+from pretrain.studies.measured import by_arms, check_equal, hashes_of
 
 KINDS = ("examples", "masks", "weights", "content", "content_masks")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.studies.measured import (
+from pretrain.studies.measured import (
     Cell,
     Measured,
     best_values,

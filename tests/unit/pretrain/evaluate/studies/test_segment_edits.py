@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.studies.segment_edits import TABLE, edited_folder
 from pretrain.huggingface.folder import stored_tensors
+from pretrain.studies.segment_edits import TABLE, edited_folder
 from tests.factories.encoders import encoder_folder
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pretrain.evaluate.studies.statistics import compare, holm, power, seeds_needed, spread
+from pretrain.studies.compare import compare, holm, power, seeds_needed, spread
 
 
 def test_a_pair_cancels_what_a_seed_does_to_both() -> None:

@@ -5,10 +5,15 @@ and what it allows to say.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from pretrain.evaluate.studies.design import Design
-from pretrain.evaluate.studies.measured import (
+import numpy as np
+
+from data_pipeline.errors import UserError
+from pretrain.run.metrics import said
+from pretrain.run.task_scores import OF_A_PAIR
+from pretrain.studies.design import Design
+from pretrain.studies.measured import (
     CONTEXT_GAIN,
     TOKENS_TO_CONTEXT,
     Cell,
@@ -18,9 +23,127 @@ from pretrain.evaluate.studies.measured import (
     lower_is_better,
     word_losses,
 )
-from pretrain.evaluate.studies.statistics import Comparison, compare, spread
-from pretrain.run.metrics import said
-from pretrain.run.task_scores import OF_A_PAIR
+
+# Compare the figures of two arms: differences with their intervals, tests, and how many seeds would tell: the studies'
+# only import of scipy.
+
+
+try:
+    import scipy.stats
+except ImportError:  # an extra
+    scipy = None
+
+ALPHA, POWER = 0.05, 0.8
+"""A difference is told where p, after correction, is below ALPHA; seeds are counted that find it with this chance."""
+MAX_SEEDS = 1000
+"""Beyond so many seeds, how many it would take is not said."""
+
+
+def require() -> None:
+    """Raise UserError where scipy is not installed."""
+    if scipy is None:
+        raise UserError("scipy is not installed", where="study", remedy='pip install "maskmill[evaluate]"')
+
+
+class Comparison(NamedTuple):
+    """An arm against the reference, in one figure."""
+
+    seeds: int
+    """Pairs of runs with the same seed."""
+    difference: float
+    """Mean of arm minus reference; nan without a pair."""
+    low: float
+    high: float
+    """95 % interval of it, by Student's t; nan for a single pair."""
+    p: float
+    """Two-sided, of a paired t-test, corrected over the comparisons of the figure (Holm 1979); nan if untested."""
+    needed: int
+    """Seeds that would tell a difference of this size; 0: it is told, or cannot be estimated; -1: beyond MAX_SEEDS."""
+
+    @property
+    def told(self) -> bool:
+        """Whether the difference is told from none."""
+        return self.p < ALPHA
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and sample standard deviation (nan of a single value, and beside an infinite one)."""
+    array = np.array(values, float)
+    if not np.isfinite(array).all():
+        return math.inf, math.nan
+    return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else math.nan
+
+
+def compare(reference: Mapping[int, float], arms: Mapping[str, Mapping[int, float]]) -> dict[str, Comparison]:
+    """Compare each arm (seed -> figure) with the reference, run by run of the same seed: they share examples, masks or
+    weights, so that what a seed does to both cancels."""
+    raw = {}
+    for name, values in arms.items():
+        shared = sorted(reference.keys() & values.keys())
+        raw[name] = [values[seed] - reference[seed] for seed in shared]
+    return compare_with_none(raw)
+
+
+def compare_with_none(differences: Mapping[str, Sequence[float]]) -> dict[str, Comparison]:
+    """Compare each name's differences, one for each seed, with 0; p is corrected over the names."""
+    require()
+    raw = {name: np.array(values, float) for name, values in differences.items()}
+    tested = [name for name, found in raw.items() if len(found) > 1]
+    corrected = dict(zip(tested, holm([_p_of(raw[name]) for name in tested]), strict=True))
+    alpha = ALPHA / max(1, len(tested))
+    return {name: _comparison(found, corrected.get(name, math.nan), alpha) for name, found in raw.items()}
+
+
+def _comparison(differences: np.ndarray, p: float, alpha: float) -> Comparison:
+    count = len(differences)
+    mean = float(differences.mean()) if count else math.nan
+    if count < 2:
+        return Comparison(count, mean, math.nan, math.nan, p, 0)
+    error = float(differences.std(ddof=1)) / math.sqrt(count) if _spreads(differences) else 0.0
+    half = float(scipy.stats.t.ppf(0.975, count - 1)) * error
+    needed = 0 if p < ALPHA or not error else seeds_needed(mean, error * math.sqrt(count), alpha)
+    return Comparison(count, mean, mean - half, mean + half, p, needed)
+
+
+def _p_of(differences: np.ndarray) -> float:
+    """Return p of a paired t-test; 1 without any spread. Scores of few examples are as far apart in every seed by
+    chance, two examples of 400, say, and seeds then tell nothing of how far they would spread."""
+    return float(scipy.stats.ttest_1samp(differences, 0.0).pvalue) if _spreads(differences) else 1.0
+
+
+def _spreads(differences: np.ndarray) -> bool:
+    """Return whether they differ by more than rounding does: percentages of equal counts differ in their last bits."""
+    return bool(np.ptp(differences) > 1e-9 * np.abs(differences).max())
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number, step by step from the smallest (Holm 1979)."""
+    corrected, highest = [0.0] * len(values), 0.0
+    for rank, place in enumerate(np.argsort(values, kind="stable").tolist()):
+        highest = max(highest, min(1.0, (len(values) - rank) * values[place]))
+        corrected[place] = highest
+    return corrected
+
+
+def power(difference: float, deviation: float, seeds: int, alpha: float = ALPHA) -> float:
+    """Compute the chance that a paired t-test finds a mean `difference` of pairs that deviate by `deviation`."""
+    effect = abs(difference) / deviation * math.sqrt(seeds)
+    edge = scipy.stats.t.ppf(1 - alpha / 2, seeds - 1)
+    found = scipy.stats.nct.sf(edge, seeds - 1, effect)
+    return float(np.nan_to_num(found, nan=1.0))  # beyond what scipy computes, it is certain
+
+
+def seeds_needed(difference: float, deviation: float, alpha: float = ALPHA) -> int:
+    """Return how many pairs find a difference as large as the one seen with a chance of POWER; -1 beyond MAX_SEEDS."""
+    require()
+    if not difference or power(difference, deviation, MAX_SEEDS, alpha) < POWER:
+        return -1
+    low, high = 1, MAX_SEEDS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(difference, deviation, middle, alpha) >= POWER else (middle, high)
+    return high
+
 
 NO_CONTEXT = "has learnt no context"
 REFERENCE = "reference"
@@ -218,3 +341,51 @@ def unigram_of(found: Mapping[Cell, Measured]) -> float | None:
     """Return the unigram's loss if it is the same in all runs, to the hundredth of a nat; else None."""
     levels = {round(u, 2) for one in found.values() if (u := word_losses(one.figures)[1]) is not None}
     return levels.pop() if len(levels) == 1 else None
+
+
+# Compare sums of arms with 0: the main effects and interactions of a study whose arms are the cells of a table.
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A sum of arms in one figure."""
+
+    name: str
+    figure: str
+    comparison: Comparison
+    """Of the sum with 0, over seeds: the runs of a seed are summed."""
+
+    @property
+    def as_values(self) -> dict[str, Any]:
+        """Return it for a JSON file."""
+        return {"name": self.name, "figure": self.figure, **self.comparison._asdict()}
+
+    @property
+    def cells(self) -> list[str]:
+        """What a table shows of it: name, seeds, difference with its interval, and what it says."""
+        said = difference_of(self.comparison, self.figure)
+        return [self.name, str(self.comparison.seeds), said, verdict(self.comparison, self.figure)]
+
+
+def contrasts_of(design: Design, rows: Sequence[Row]) -> list[Contrast]:
+    """Return the study's contrasts in each figure that their arms have in all seeds, none of them without context."""
+    found: list[Contrast] = []
+    for figure in dict.fromkeys(row.figure for row in rows):
+        values = {row.arm: row.values for row in rows if row.figure == figure and _is_whole(row)}
+        sums = {
+            name: _sums(weights, values, design.seeds)
+            for name, weights in design.contrasts.items()
+            if weights.keys() <= values.keys()
+        }
+        found += [Contrast(name, figure, one) for name, one in compare_with_none(sums).items()]
+    return found
+
+
+def _is_whole(row: Row) -> bool:
+    return not row.missing and not row.no_context and all(map(math.isfinite, row.values.values()))
+
+
+def _sums(
+    weights: Mapping[str, float], values: Mapping[str, Mapping[int, float]], seeds: Sequence[int]
+) -> list[float]:
+    return [sum(weight * values[arm][seed] for arm, weight in weights.items()) for seed in seeds]

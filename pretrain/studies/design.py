@@ -1,14 +1,233 @@
-"""Read a study from the mapping that a YAML file holds."""
+"""Define what a study is: its arms, what they differ in and what they have in common, its two forms."""
 
 import difflib
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.studies.check_design import check_design
-from pretrain.evaluate.studies.design import FORMS, OF_TASKS, Arm, Changes, Design, Form, Scoring, Settings
+from pretrain.config.phases import leaves
+from pretrain.run.files import objects
+
+Settings = dict[str, Any]
+"""Dotted names of settings -> values."""
+EQUALITIES = ("examples", "masks", "weights", "shared_weights", "content", "content_masks")
+"""What may be declared to be equal in arms (equality.py)."""
+FORMS = ("hour", "long")
+OF_TASKS = "evaluate."
+"""How the settings of `maskmill evaluate` begin among those of the command line: evaluate.TASK.SETTING."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is compared. It trains, unless it takes the model of another arm."""
+
+    label: str = ""
+    """Its name in tables and pictures; empty: its name."""
+    recipe: str = ""
+    """The recipe that it extends; empty: the study's."""
+    settings: Settings = field(default_factory=dict)
+    """Settings of the run in which it differs."""
+    model_of: str = ""
+    """Take the exported model of this arm, of the same seed, instead of training."""
+    beside: str = ""
+    """With model_of, an arm that reads from left to right: put the model of this one, which reads from right to left,
+    beside it."""
+    segments: str = ""
+    """With model_of: how the rows of the segment table are changed before fine-tuning (segment_edits.py)."""
+    evaluation: Settings = field(default_factory=dict)
+    """Settings of `maskmill evaluate` in which it differs."""
+    published: dict[str, float] = field(default_factory=dict)
+    """Figures of a paper for this arm, by name: shown beside its own, never compared with them."""
+
+    @property
+    def sources(self) -> list[str]:
+        """The arms whose models it takes."""
+        return [name for name in (self.model_of, self.beside) if name]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A task that the model of each arm is scored on."""
+
+    task: str
+    settings: Settings = field(default_factory=dict)
+    seeds: int = 1
+    """Of fine-tuning, for each model; the mean is the model's score."""
+    data: str = ""
+    """Folder of its files; `shards`: those of the arm; `shards of ARM`: another one's, so that all have the same
+    masks; empty: what --data names."""
+    metrics: tuple[str, ...] = ()
+    """The metrics to compare, of which `*` stands for any part of a name; empty: the task's own."""
+    name: str = ""
+    """What its figures are named by, where a task is scored on several data; empty: the task."""
+
+    @property
+    def known_as(self) -> str:
+        """What forms and the command line call it."""
+        return self.name or self.task
+
+
+@dataclass(frozen=True)
+class Form:
+    """A size of a study: which arms it has, and what it changes."""
+
+    arms: tuple[str, ...] = ()
+    """Empty: all."""
+    seeds: int = 3
+    recipe: str = ""
+    settings: Settings = field(default_factory=dict)
+    scoring: tuple[str, ...] | None = None
+    """Tasks of `evaluate`; None: all."""
+    evaluation: Settings = field(default_factory=dict)
+    """Settings of `maskmill evaluate` that it changes: SETTING in all tasks, TASK.SETTING in one."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """A study, of one form."""
+
+    name: str
+    title: str
+    question: str
+    recipe: str
+    arms: dict[str, Arm]
+    settings: Settings
+    reference: str
+    """The arm that all others are compared with."""
+    figure: str
+    """The figure that leads; lower is better where it is a loss or a count of tokens."""
+    figures: tuple[str, ...]
+    contrasts: dict[str, dict[str, float]]
+    """Name -> arm -> its weight in a sum that is compared with 0: main effects and interactions, where the arms are the
+    cells of a table."""
+    equal: dict[str, tuple[str, ...]]
+    """Kind (EQUALITIES) -> the arms in which it must be the same."""
+    equal_time: bool
+    """Whether arms have as many steps as take the time of the reference's, in place of as many as it."""
+    evaluate: tuple[Scoring, ...]
+    tune: dict[str, tuple[Any, ...]]
+    """Setting -> its grid: each arm is shown at its own best value, by the first seed."""
+    needs_context: bool
+    """Whether an arm that predicts no better than the unigram is left out of comparisons."""
+    evaluations: int
+    """Evaluations of a run, evenly apart: points of its curve."""
+    reading: str
+    """What the study shows and what it does not, for its page."""
+    requires: tuple[str, ...]
+    """Settings that the command line has to give, as the text where none is shipped."""
+    form: str
+    seeds: tuple[int, ...]
+
+    @property
+    def others(self) -> list[str]:
+        """The arms that are compared with the reference."""
+        return [name for name in self.arms if name != self.reference]
+
+    def label(self, arm: str) -> str:
+        """Return what an arm is called."""
+        return self.arms[arm].label or arm
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The arms that train."""
+        return tuple(name for name, arm in self.arms.items() if not arm.model_of)
+
+    def differing(self) -> set[str]:
+        """Return the settings in which arms differ, those of their phases included."""
+        own = {key for arm in self.arms.values() for key in arm.settings}
+        phases = [objects(arm.settings.get("phases")) for arm in self.arms.values()]
+        inside = {key for of_arm in phases for phase in of_arm for key, _ in leaves(phase)}
+        return own | inside | set(self.tune)
+
+
+def require_given(design: Design) -> None:
+    """Raise UserError where the command line does not give what the study requires."""
+    for key in design.requires:
+        if not design.settings.get(key):
+            raise UserError(
+                f"needs {key}",
+                where=f"study {design.name}",
+                remedy="--source FOLDER, whose files or folders are named by their languages, as fi.jsonl",
+            )
+
+
+class Changes(NamedTuple):
+    """What the command line changes in a study."""
+
+    form: str = "hour"
+    seeds: int = 0
+    """0: the form's."""
+    arms: tuple[str, ...] = ()
+    settings: Settings = {}  # noqa: RUF012 (nothing writes into it)
+    """Of the run; evaluate.TASK.SETTING: of `maskmill evaluate`."""
+
+
+# Check that the parts of a study fit each other.
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
+
+
+def check_design(design: Design, where: object) -> None:
+    """Raise UserError for names that no arm can have, arms that take what is not there, and parts that contradict each
+    other."""
+    for name, arm in design.arms.items():
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"cannot name an arm {name!r}", where=where, expected="small letters, digits and _"
+            )
+        if (arm.segments or arm.beside) and not arm.model_of:
+            key = "segments" if arm.segments else "beside"
+            raise UserError(f"{key} needs model_of", where=f"{where}, arm {name}", expected="model_of: ARM")
+        for source in arm.sources:
+            if source not in design.arms or design.arms[source].model_of:
+                raise UserError(
+                    f"no such arm that trains: {source}",
+                    where=f"{where}, arm {name}",
+                    expected="model_of: ARM",
+                )
+        if arm.model_of and (arm.settings or arm.recipe):
+            raise UserError("trains nothing, and has settings of a run", where=f"{where}, arm {name}")
+    for scoring in design.evaluate:
+        named = scoring.data.partition("shards of ")[2]
+        if named and named not in design.arms:
+            raise UserError(
+                f"{scoring.task} is scored on the shards of {named}, which is no arm here", where=where
+            )
+    for equal in design.equal:
+        if equal not in EQUALITIES:
+            raise UserError(f"unknown {equal!r}", where=f"{where}, equal", expected=", ".join(EQUALITIES))
+    if design.equal_time:
+        _check_times(design, where)
+    if design.tune and any(arm.model_of for arm in design.arms.values()):
+        raise UserError("cannot be tuned where arms take the model of another", where=f"{where}, tune")
+    if not all(design.tune.values()):
+        raise UserError("an empty grid", where=f"{where}, tune", expected="SETTING: [a, b]")
+
+
+def _check_times(design: Design, where: object) -> None:
+    """Raise UserError where something else than the time of the reference's steps decides those of an arm."""
+    place = f"{where}, equal_time"
+    if design.arms[design.reference].model_of:
+        raise UserError("the reference trains nothing", where=place, expected="reference: an arm that trains")
+    if "train.steps" not in design.settings:
+        raise UserError(
+            "has no steps", where=place, expected="settings: {train.steps: NUMBER}, the reference's"
+        )
+    for name, arm in design.arms.items():
+        for key in arm.settings.keys() & {"train.steps", "train.minutes"}:
+            raise UserError(f"arm {name} has its own {key}", where=place, expected="one time for all arms")
+    for key in design.tune:
+        if not key.startswith("optim."):
+            raise UserError(
+                f"{key} is tuned", where=place, expected="settings that no step is longer for: optim.*"
+            )
+
+
+# Read a study from the mapping that a YAML file holds.
 
 
 def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: object) -> Design:

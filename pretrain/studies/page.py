@@ -4,31 +4,165 @@ All of it is written again from what was measured, whenever a run has ended: a s
 missing.
 """
 
+import itertools
 import json
 import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import write_whole
-from pretrain.evaluate.studies.by_epoch import epoch_figures, epoch_picture, epoch_rows
-from pretrain.evaluate.studies.compare import (
+from pretrain.run.files import table as read_table
+from pretrain.run.human import duration, markdown
+from pretrain.studies.charts import Line, Panel, Strip, strip_svg, svg
+from pretrain.studies.compare import (
+    Contrast,
     Row,
     cells_of_row,
     cells_of_trivial,
+    contrasts_of,
     figures_of,
     named,
     rows_of,
+    runs_of,
     shown,
+    unigram_of,
 )
-from pretrain.evaluate.studies.contrasts import Contrast, contrasts_of
-from pretrain.evaluate.studies.design import Design
-from pretrain.evaluate.studies.equality import by_arms
-from pretrain.evaluate.studies.measured import Cell, Measured, best_values
-from pretrain.evaluate.studies.picture import figure_to_draw, picture_of
-from pretrain.run.files import table as read_table
-from pretrain.run.human import duration, markdown
+from pretrain.studies.design import Design
+from pretrain.studies.measured import Cell, Measured, best_values, by_arms
+
+# Show how the scores of tasks rise with the epochs of fine-tuning, where a task's settings say by_epoch.
+
+
+PANELS = 2
+"""Panels of the picture: the first figures that have curves."""
+
+
+def epoch_figures(found: Mapping[Cell, Measured]) -> list[str]:
+    """Return the figures that were measured after each epoch."""
+    return list(dict.fromkeys(name for one in found.values() for name in one.by_epoch))
+
+
+def seeds_of(design: Design, found: Mapping[Cell, Measured], figure: str) -> dict[str, list[list[float]]]:
+    """Return arm -> the figure after each epoch, of each seed that has it."""
+    curves = {
+        arm: [one.by_epoch[figure] for one in seeds.values() if figure in one.by_epoch]
+        for arm, seeds in runs_of(design, found).items()
+    }
+    return {arm: of_seeds for arm, of_seeds in curves.items() if of_seeds}
+
+
+def epoch_rows(
+    design: Design, found: Mapping[Cell, Measured], figure: str
+) -> tuple[list[str], list[list[str]]]:
+    """Return the head of a table of one figure and its rows, an epoch each: means over the seeds, with their range, as
+    far as all of them were fine-tuned."""
+    curves = seeds_of(design, found, figure)
+    columns = [[_cell(figure, values) for values in zip(*seeds, strict=False)] for seeds in curves.values()]
+    rows = [
+        [str(epoch), *cells] for epoch, cells in enumerate(itertools.zip_longest(*columns, fillvalue=""), 1)
+    ]
+    head = [f"{design.label(arm)} (seeds: {_count(design, len(seeds))})" for arm, seeds in curves.items()]
+    return ["epoch", *head], rows
+
+
+def _count(design: Design, seeds: int) -> str:
+    return f"{seeds}" if seeds == len(design.seeds) else f"{seeds} of {len(design.seeds)}"
+
+
+def _cell(figure: str, values: Sequence[float]) -> str:
+    ends = f" ({shown(figure, min(values))} to {shown(figure, max(values))})" if len(values) > 1 else ""
+    return f"{shown(figure, statistics.fmean(values))}{ends}"
+
+
+def epoch_picture(design: Design, found: Mapping[Cell, Measured]) -> str:
+    """Return a picture of the first figures with curves, a panel each; empty without any."""
+    panels = [_panel(design, found, figure) for figure in epoch_figures(found)[:PANELS]]
+    if not panels:
+        return ""
+    means = [line for line in panels[0].lines if not line.faint]
+    words = "; ".join(f"{line.name}: {line.points[-1][1]:.4g}" for line in means)
+    return svg(panels, f"{panels[0].y_label} by epoch of fine-tuning, at the end: {words}.")
+
+
+def _panel(design: Design, found: Mapping[Cell, Measured], figure: str) -> Panel:
+    lines: list[Line] = []
+    for colour, (arm, seeds) in enumerate(seeds_of(design, found, figure).items()):
+        means = [statistics.fmean(values) for values in zip(*seeds, strict=False)]
+        lines.append(Line(design.label(arm), _points(means), colour))
+        if len(seeds) > 1:
+            lines += [Line(arm, _points(curve), colour, faint=True) for curve in seeds]
+    return Panel(named(figure), "epochs of fine-tuning", named(figure), lines)
+
+
+def _points(curve: Sequence[float]) -> list[tuple[float, float]]:
+    return [(epoch, value) for epoch, value in enumerate(curve, 1)]
+
+
+# Draw the picture of a study: what its arms have in the figure that leads.
+
+
+FOLLOWS_FROM = {"context_gain": "held_out_mask_loss", "tokens_to_context": "held_out_mask_loss"}
+"""Figure that is measured at the end -> the curve that it is read from."""
+
+
+def figure_to_draw(rows: Sequence[Row]) -> str:
+    """Return the first figure that an arm has, which is the one that leads wherever that was measured; empty without
+    any."""
+    return next((row.figure for row in rows if row.values), "")
+
+
+def picture_of(design: Design, figure: str, rows: Sequence[Row], found: Mapping[Cell, Measured]) -> str:
+    """Return a picture of a figure: curves over tokens where the runs have them, else the values of each arm."""
+    own = [row for row in rows if row.figure == figure]
+    words = "; ".join(
+        f"{design.label(r.arm)}: {shown(figure, statistics.fmean(r.values.values()))}"
+        for r in own
+        if r.values
+    )
+    curves = _curve_figure(design, figure, found)
+    lines = list(_lines(design, curves, found))
+    if lines:
+        level = unigram_of(found)
+        levels = {} if level is None else {"word frequencies alone": level}
+        panel = Panel(design.title, "tokens", named(curves), lines, levels, ceiling=(level or math.inf) + 1.0)
+        return svg([panel], f"{named(curves)} over tokens. {named(figure)}: {words}.")
+    strips = {design.label(row.arm): list(row.values.values()) for row in own if row.values}
+    return strip_svg(Strip(design.title, named(figure), strips), words)
+
+
+def _curve_figure(design: Design, figure: str, found: Mapping[Cell, Measured]) -> str:
+    """Return what the curves of a figure show: itself, or what it follows from; empty for tasks."""
+    if "." in figure:
+        return ""
+    in_curves = {name for one in found.values() for point in one.curve for name in point}
+    candidates = (figure, FOLLOWS_FROM.get(figure, ""), *design.figures)
+    return next((name for name in candidates if name in in_curves), "held_out_mask_loss")
+
+
+def _lines(design: Design, figure: str, found: Mapping[Cell, Measured]) -> Iterable[Line]:
+    """Yield for each arm the mean of its curves with a name, and each seed's, faint."""
+    best = best_values(found.values(), design.figure)
+    for colour, (arm, seeds) in enumerate(runs_of(design, found).items()):
+        curves = [
+            [(p["tokens"], p[figure]) for p in one.curve if figure in p and p["tokens"]]
+            for one in seeds.values()
+        ]
+        curves = [curve for curve in curves if curve]
+        if not curves:
+            continue
+        if len({len(curve) for curve in curves}) == 1:
+            ys = zip(*([y for _, y in curve] for curve in curves), strict=True)
+            mean = list(zip([x for x, _ in curves[0]], map(statistics.fmean, ys), strict=True))
+        else:
+            mean = curves[0]
+        values = "".join(f", {key.rpartition('.')[2]} {value:g}" for key, value in best.get(arm, ()))
+        yield Line(f"{design.label(arm)}{values}", mean, colour)
+        if len(curves) > 1:
+            yield from (Line(arm, curve, colour, faint=True) for curve in curves)
+
 
 RESULT, TABLE, PICTURE, EPOCHS, PAGE = "result.json", "table.md", "picture.svg", "epochs.svg", "README.md"
 CONTRAST_HEAD = ["contrast", "seeds", "difference (95 %)", "reading"]
