@@ -15,8 +15,8 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from data_pipeline.errors import UserError, printable, shown_json
+from launch import completion
 from launch.recipes import recipe_names
-from launch.settings import completion
 
 HELP = """Pretrain BERT-family encoders: raw text in, a Hugging Face model out.
 
@@ -138,7 +138,7 @@ def run_folder_of(source: str, overrides: list[str] | None) -> Path:
         return Path(source)
     if not source.endswith((".yaml", ".yml")) and ("/" in source or source not in recipe_names()):
         raise no_such_run(source)
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
 
     config = load_config(source, overrides or [])
     if not config.run.dir:

@@ -170,9 +170,12 @@ def here() -> Iterator[None]:
 def study_here(here: None, maskmill: Maskmill) -> Iterator[None]:
     """What a study starts as processes of its own, as `maskmill train`, is this process, which saves their imports; but
     `maskmill vocab`, the first of them, which is cheap."""
-    from launch.studies import carry_out, cells, place, score, time_arms
+    from launch.studies import budget, read
+    from launch.studies import run as carry_out
+    from launch.studies import run as cells
+    from launch.studies import run as score
 
-    process = place.maskmill
+    process = read.maskmill
 
     def run(arguments: Sequence[str], log: Path) -> tuple[int, str]:
         if arguments[0] == "vocab":
@@ -183,7 +186,7 @@ def study_here(here: None, maskmill: Maskmill) -> Iterator[None]:
         return result.returncode, result.stdout + result.stderr
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (carry_out, cells, score, time_arms):
+        for module in (carry_out, cells, score, budget):
             patch.setattr(module, "maskmill", run)
         yield
 

@@ -1,4 +1,4 @@
-"""List the recipes that ship with Maskmill, without the heavy imports of launch.settings.recipe."""
+"""List the recipes that ship with Maskmill, without the heavy imports of launch.recipe."""
 
 from pathlib import Path
 

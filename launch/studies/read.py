@@ -1,25 +1,164 @@
 """Read a study from its YAML file and `key=value` pairs, and make each run's configuration."""
 
 import json
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import launch
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import canonical_json
+from data_pipeline.io.files import canonical_json, open_to_write, own_folder, write_whole
 from data_pipeline.settings import settings_affecting_bytes
-from launch.settings.evaluation import read_changes
-from launch.settings.named_file import find_named
-from launch.settings.overrides import parse_override
-from launch.settings.recipe import load_config
+from launch.ranks import tuning
+from launch.recipe import find_named, load_config, parse_override, read_changes
 from launch.studies import STUDIES, study_names
-from launch.studies.step_times import equal_steps
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import load_yaml
+from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.studies.design import OF_TASKS, Changes, Design, Settings, flat, parse_design
 from pretrain.studies.measured import Cell
+
+# Say where a study is run, and start `maskmill` there as processes of their own.
+
+
+class Stopped(RuntimeError):
+    """A signal ended a run, which has saved."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a study is run."""
+
+    folder: Path
+    data: Path | None
+    """The files of tasks."""
+    model: Path | None
+    """Score this model in place of those of the arms that train."""
+    threads: int
+    """Of one cell."""
+
+    @property
+    def cells(self) -> Path:
+        """The folder with what was measured."""
+        return self.folder / "cells"
+
+
+def trains(design: Design, cell: Cell, place: Place) -> bool:
+    """Return whether a cell trains a model."""
+    return place.model is None and not design.arms[cell.arm].model_of
+
+
+def check_model(design: Design, place: Place) -> None:
+    """Raise UserError where arms that would be trained differently would all score the one model that is given."""
+    arms = design.trained if place.model else ()
+    trained = {arm: (design.arms[arm].recipe or design.recipe, design.arms[arm].settings) for arm in arms}
+    others = [arm for arm in arms if trained[arm] != trained[arms[0]]]
+    if others:
+        raise UserError(
+            f"arms {arms[0]} and {others[0]} differ in how they are trained, and would both score this model",
+            where=f"--model {place.model}",
+            remedy="--arms with one of them and those that take its model",
+        )
+
+
+def maskmill(arguments: Sequence[str], log: Path) -> tuple[int, str]:
+    """Run `maskmill ARGUMENTS` with its output in a file; return its exit code and what it wrote. A training saves
+    and ends where this process ends before it."""
+    own_folder(log.parent, parents=True)
+    package = str(Path(launch.__file__).parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([package, *([inherited] if inherited else [])])
+    with open_to_write(log, "ab") as file:
+        start = file.tell()
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "launch.cli", *arguments],
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            env={**tuning(), **os.environ, "PYTHONPATH": path, SUPERVISOR: str(os.getpid())},
+            check=False,
+        )
+    with log.open("rb") as file:
+        file.seek(start)
+        return done.returncode, file.read().decode(errors="replace")
+
+
+def last_line(output: str) -> str:
+    """Return the last line of an output, without the command's name."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1].removeprefix("maskmill: ") if lines else "it wrote nothing"
+
+
+# Keep how long a step of an arm takes beside one of the reference, for studies that compare at equal time.
+#
+# The reference has the study's steps; every other arm has as many of its own as take the same time.
+
+
+STEP_TIMES = "step_times.json"
+"""In the folder of the study."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """An arm and the reference, measured in turns on one machine; milliseconds a step."""
+
+    arm: str
+    step_ms: float
+    reference_ms: float
+    machine: str
+    date: str
+
+    def steps(self, reference_steps: int) -> int:
+        """Return how many steps of the arm take as long as so many of the reference.
+
+        >>> StepTime("electra", 30.0, 20.0, "2 cores", "2026-11-26").steps(3000)
+        2000
+        """
+        return max(1, round(reference_steps * self.reference_ms / self.step_ms))
+
+
+def read_step_times(folder: Path) -> dict[str, StepTime]:
+    """Return what was measured, by `step_time_key`."""
+    try:
+        values = json.loads((folder / STEP_TIMES).read_text("utf-8"))
+        return {key: StepTime(**value) for key, value in values.items()}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def write_step_times(folder: Path, times: Mapping[str, StepTime]) -> None:
+    """Write what was measured, whole or not at all."""
+    values = {key: asdict(time) for key, time in times.items()}
+    write_whole(folder / STEP_TIMES, json.dumps(values, indent=1).encode())
+
+
+def step_time_key(design: Design, arm: str) -> str:
+    """Return a hash of what decides how long a step of the arm and one of the reference take: their recipes and
+    settings, but for those of `run`, as the folder and the threads."""
+    parts: list[Any] = []
+    for name in (arm, design.reference):
+        own = design.arms[name]
+        settings: Settings = design.settings | own.settings
+        parts += [
+            own.recipe or design.recipe,
+            {key: value for key, value in settings.items() if not key.startswith("run.")},
+        ]
+    return sha256(canonical_json(parts)).hexdigest()[:16]
+
+
+def equal_steps(design: Design, arm: str, folder: Path, steps: int) -> int:
+    """Return the steps of an arm for which it has the time of `steps` of the reference; `steps` themselves where the
+    study does not compare at equal time, or the arm has not been timed yet."""
+    if not design.equal_time or arm == design.reference:
+        return steps
+    known = read_step_times(folder).get(step_time_key(design, arm))
+    return known.steps(steps) if known else steps
 
 
 def read_design(study: str, changes: Changes) -> Design:

@@ -1,18 +1,5 @@
 """Register all verbs, a module for each subject; the order here is that of `--help`."""
 
-from launch.verbs import data, training, slurm, status  # noqa: I001
-from launch.verbs import models, evaluating, studying, publishing, looking, dashboard, doctor
+from launch.verbs import data, look, slurm, train, evaluate, export, study  # noqa: I001
 
-__all__ = [
-    "dashboard",
-    "data",
-    "doctor",
-    "evaluating",
-    "looking",
-    "models",
-    "publishing",
-    "slurm",
-    "status",
-    "studying",
-    "training",
-]
+__all__ = ["data", "evaluate", "export", "look", "slurm", "study", "train"]

@@ -1,9 +1,14 @@
 """Define the verbs that make data: vocab, prepare."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
 
 from data_pipeline.errors import UserError
 from launch.app import Overrides, Recipe, app, check_address_space, console, say
@@ -12,6 +17,46 @@ from launch.progress import stages
 if TYPE_CHECKING:
     from data_pipeline.settings import DataSettings, VocabularySettings
     from data_pipeline.shards.index import Index
+
+
+# Show what the new words of an extended vocabulary save.
+
+
+SHOWN = 15
+"""Words in the table: those that save the most."""
+
+
+def shown(facts: Mapping[str, Any]) -> Group:
+    """Return a table of the words that save the most, and figures of all, from the content of new_words.json."""
+    text, old = facts["text"], facts["extends"]
+    words = [entry for entry in facts["entries"] if "word" in entry]
+    before, after = (1000 * text[f"tokens_{when}"] / text["words"] for when in ("before", "after"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("new word")
+    for name in ("occurrences", "old pieces", "tokens saved per 1,000 words"):
+        table.add_column(name, justify="right")
+    for entry in words[:SHOWN]:
+        saved = f"{entry['saved_per_thousand_words']:.2f}"
+        pieces = str(len(entry["old_ids"]) or "unknown")
+        table.add_row(escape(entry["word"]), f"{entry['occurrences']:,}", pieces, saved)
+    if len(words) > SHOWN:
+        table.add_row(f"and {len(words) - SHOWN:,} more", "", "", "")
+    table.add_section()
+    table.add_row("all, measured", f"{text['words']:,} words", "", f"{before - after:.2f}")
+    share = text["words_cut_otherwise"] / text["words"]
+    parts = len(facts["entries"]) - len(words)
+    between = f" and {parts:,} pieces that merges make on the way to them" if parts else ""
+    unknown = sum(not entry["old_ids"] for entry in words)
+    told = (
+        f" {unknown:,} of the new words were unknown to the old vocabulary: chosen as if it cut them into their "
+        "characters, and a model starts them with fresh vectors."
+    )
+    return Group(
+        table,
+        f"{len(words):,} new words{between} behind {old['size']:,} old entries. Tokens per 1,000 words: {before:,.1f} "
+        f"before, {after:,.1f} after. {share:.2%} of the words hold no new word and are cut otherwise than before."
+        + (told if unknown else ""),
+    )
 
 
 @app.command()
@@ -37,7 +82,7 @@ def vocab(
     Examples:
         maskmill vocab bert_base data.sources=corpus/ data.vocab=vocab/ vocabulary.size=30522
         maskmill vocab bert_base --extend models/bert data.sources=corpus/ data.vocab=vocab/"""
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
 
     check_address_space()
     config = load_config(recipe, overrides or [])
@@ -61,7 +106,6 @@ def _extend(data: "DataSettings", settings: "VocabularySettings", old: Path) -> 
     """Extend the vocabulary in `old` into data.vocab, with the files that transformers reads; show what it saves."""
     from data_pipeline.vocabulary.extend import extend_vocabulary
     from data_pipeline.vocabulary.files import load_vocabulary
-    from launch.new_words import shown
     from pretrain.export.tokenizer import write_extended_tokenizer
 
     facts, fresh = extend_vocabulary(data, settings, load_vocabulary(old), stages(console), warn=say)
@@ -95,7 +139,7 @@ def prepare(
     \b
     Example:
         maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
 
     check_address_space()
     config = load_config(recipe, overrides or [])

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from launch import completion
 from launch.app import Overrides, Recipe, app, errors, say, say_json, say_plainly
 from launch.progress import waiting
-from launch.settings import completion
 
 
 @app.command()
@@ -64,11 +64,10 @@ def slurm(
     Example:
         maskmill slurm bert_base data.sources=/data/text --nodes 4 --gpus-per-node 8
         maskmill slurm bert_base --nodes 4 --sbatch=--account=lab --sbatch=train:--time=48:00:00 --submit"""
-    from launch.cluster.chain import Chain, chain
-    from launch.cluster.pipeline import Request, Size
-    from launch.cluster.slurm import as_script, command_for_jobs, jobs_environment, with_options
-    from launch.cluster.slurm import submit as submit_jobs
-    from launch.settings.recipe import load_config
+    from launch.jobs import Request, Size
+    from launch.recipe import load_config
+    from launch.slurm import Chain, as_script, chain, command_for_jobs, jobs_environment, with_options
+    from launch.slurm import submit as submit_jobs
 
     config = load_config(recipe, overrides or [])
     size = Size(nodes, gpus_per_node, ranks_per_node, tasks, cpus)

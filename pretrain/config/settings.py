@@ -1,6 +1,6 @@
 """Define RunConfig: every setting of a run, typed and documented here; recipes and the command line fill it in.
 
-launch/settings/recipe.py reads them, pretrain/preflight/validate.py lists what is wrong with them.
+launch/recipe.py reads them, pretrain/preflight/validate.py lists what is wrong with them.
 """
 
 from dataclasses import asdict, dataclass, field, is_dataclass

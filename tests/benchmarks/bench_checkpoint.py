@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from data_pipeline.loader.packing import Caps, pack
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.checkpoint.padding import reader, real_shapes, unpadded
 from pretrain.checkpoint.save import Saver
 from pretrain.checkpoint.store import newest_checkpoint

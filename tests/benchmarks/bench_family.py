@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))  # a plain script, also from another working direc
 
 from data_pipeline.shards.index import Index  # noqa: E402
 from launch.ranks import tuning  # noqa: E402
-from launch.settings.recipe import load_config  # noqa: E402
+from launch.recipe import load_config  # noqa: E402
 from pretrain.huggingface.registry import chosen_families  # noqa: E402
 from pretrain.objectives.registry import OBJECTIVES, load, registered  # noqa: E402
 from tests.benchmarks.bench_step import Contender, ask, finished, started  # noqa: E402

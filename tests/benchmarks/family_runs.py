@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.run.metrics import HELD_OUT, KINDS
 from pretrain.run.metrics_log import EVAL, read_metrics
 from pretrain.studies.charts import Line, Panel, svg

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from launch.ranks import tuning
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.checkpoint.store import checkpoints, find_checkpoint, step_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World

@@ -68,7 +68,7 @@ def ours(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
     """`maskmill train` with one rank."""
     from rich.console import Console
 
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
     from pretrain.distributed.watchdog import Watchdog
     from pretrain.monitoring.run_log import RunLog
     from pretrain.train import train
@@ -212,7 +212,7 @@ def peer(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
     """The class of transformers that the run's member leaves as, in a plain loop."""
     import torch
 
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
     from pretrain.preflight.check_run import check_run
     from tests.benchmarks.family_peers import trained
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from data_pipeline.io.model_folder import CARD, NOTE
 from data_pipeline.records import ShowProgress
 from data_pipeline.vocabulary.files import load_vocabulary
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.evaluate.evaluate import Evaluation
 from pretrain.export.fill import fill_blanks
 from pretrain.export.hub import gather

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from data_pipeline.io.files import read_bytes
 from data_pipeline.shards.index import TOKENIZER, Index, VocabularyStamp
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.huggingface.base import Family

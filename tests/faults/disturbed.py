@@ -42,7 +42,7 @@ def _train_once(settings: list[str], factors: dict[tuple[int, int], float]) -> s
     from rich.console import Console
 
     from data_pipeline.errors import UserError
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
     from pretrain import train as training
     from pretrain.distributed.engine import Engine
     from pretrain.distributed.watchdog import Watchdog

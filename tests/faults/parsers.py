@@ -34,10 +34,8 @@ from data_pipeline.shards.shard import (
     encode_block,
     problems,
 )
+from launch.recipe import load_config, read_changes, setting_names, with_folder_settings
 from launch.recipes import RECIPES
-from launch.settings.evaluation import read_changes
-from launch.settings.folder import with_folder_settings
-from launch.settings.recipe import load_config, setting_names
 from launch.studies.read import read_settings as read_study_settings
 from pretrain.checkpoint.store import open_checkpoint, save_checkpoint, sealed
 from pretrain.config.settings import RunConfig

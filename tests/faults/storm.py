@@ -222,7 +222,7 @@ def warm_up(settings: list[str]) -> None:
     import deepspeed  # noqa: F401
 
     from data_pipeline.loader.loader import Shares
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
     from pretrain.preflight.check_run import check_run
     from pretrain.train import train  # noqa: F401
 

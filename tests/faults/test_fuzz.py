@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from data_pipeline.errors import UserError
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.yaml_files import DEPTH, check_shape
 from tests.faults.fuzz import fuzz
 from tests.faults.parsers import PARSERS

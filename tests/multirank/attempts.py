@@ -65,7 +65,7 @@ def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, 
     from deepspeed.accelerator import get_accelerator
     from rich.console import Console
 
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
     from pretrain import train
     from pretrain.distributed import engine
     from pretrain.distributed.watchdog import Watchdog

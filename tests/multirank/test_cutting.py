@@ -15,7 +15,7 @@ from data_pipeline.loader.packing import caps_for
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index, write_index
 from data_pipeline.shards.shard import write_shard
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
 from pretrain.objectives.registry import with_defaults

@@ -12,7 +12,7 @@ import pytest
 from ranks import RankFailed, run
 from rich.console import Console
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain import train
 from pretrain.config.settings import RunSettings
 from pretrain.distributed import watchdog

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from launch.ranks import free_port
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from tests.command_line import command, environ, until
 from tests.factories.dockerfiles import DOCKER, environment_of
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Prefetch
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World, raise_on_all_ranks

@@ -8,7 +8,7 @@ import pytest
 from attempts import Attempt, run_attempts
 
 from data_pipeline.shards.index import Index
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.checkpoint.store import open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.optim.schedule import Progress, learning_rate

@@ -7,7 +7,7 @@ import torch
 from ranks import run
 from torch import Tensor, nn
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World

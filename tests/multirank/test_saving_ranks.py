@@ -129,7 +129,7 @@ def saves(folder: str) -> dict[str, Any]:
 
 def starts_apart(settings: list[str], folder: str) -> str:
     """`maskmill train` in a folder of this rank's own, as on machines that share none; what it ends with."""
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
     from pretrain.train import train
 
     own = Path(folder) / os.environ["RANK"]
@@ -156,7 +156,7 @@ def test_ranks_that_do_not_share_the_run_folder_are_refused_at_the_start(
 
 def leaves(settings: list[str], folder: str) -> tuple[float, float]:
     """When this rank is through with its phases, and when it leaves; the first one takes its time in between."""
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
     from pretrain.monitoring.run_log import RunLog
     from pretrain.train import train
 
@@ -189,7 +189,7 @@ def test_no_rank_leaves_before_all_are_through(tiny: list[str], tmp_path: Path) 
 def attempts(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
     """What `maskmill train` ends with on this rank: where the first cannot cut the history, as the run begins and as
     it is rolled back; and with shards that only the second finds damaged."""
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
     from pretrain import train
     from pretrain.run import metrics_log
     from pretrain.training import resume

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_pipeline.errors import UserError
 from data_pipeline.settings import mask_stages
 from data_pipeline.shards.index import VocabularyStamp
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.export import write_config

@@ -13,7 +13,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import NOTE
 from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.files import load_vocabulary
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.settings import RunConfig
 from pretrain.export.export import export
 from pretrain.export.tokenizer import INPUTS

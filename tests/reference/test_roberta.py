@@ -16,7 +16,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.base import Vocabulary
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig

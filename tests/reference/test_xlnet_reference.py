@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import VocabularyStamp
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.export import export

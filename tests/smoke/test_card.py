@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from data_pipeline.settings import settings_affecting_bytes
 from data_pipeline.sources.snapshot import name_only
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.export.card import LOAD, PUE, estimate, recipe_yaml, watts
 from pretrain.export.hub import PLACEHOLDER
 from pretrain.run.folder import Attempt, read_attempts, sealed_lines

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.phases import batch_sizes, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.huggingface.registry import chosen_families

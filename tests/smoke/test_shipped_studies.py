@@ -143,7 +143,7 @@ def test_a_ramp_of_lengths(tmp_path: Path, maskmill: Maskmill, study_here: None)
 def test_objectives(
     tmp_path: Path, maskmill: Maskmill, study_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.studies.time_arms.EVERY", 1)
+    monkeypatch.setattr("launch.studies.budget.EVERY", 1)
     said = small_study(maskmill, tmp_path, "objectives", ("bert", "electra"))
     assert "timing a step of 2 arms" in said
     times = json.loads((tmp_path / "out/step_times.json").read_text())

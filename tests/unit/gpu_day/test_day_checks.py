@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.model.attention import choose_backend
 from tests.factories.gpu_days import Script
 from tests.gpu_day import checks

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import compile_caches as module
-from launch.compile_caches import CACHES, compile_caches
+from launch import cli as module
+from launch.cli import CACHES, compile_caches
 from tests.command_line import environ
 
 NAMELESS = 54_321

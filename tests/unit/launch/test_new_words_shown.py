@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from launch.new_words import SHOWN, shown
+from launch.verbs.data import SHOWN, shown
 
 
 def facts_of(*entries: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from launch.settings.recipe import given_settings
-from launch.verbs.training import USUAL_GPUS, gpus_of_a_node
+from launch.recipe import given_settings
+from launch.verbs.train import USUAL_GPUS, gpus_of_a_node
 from tests.command_line import Maskmill
 
 

@@ -8,9 +8,9 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
+from launch.completion import manual
+from launch.recipe import load_config, setting_names
 from launch.recipes import recipe_names
-from launch.settings.manual import manual
-from launch.settings.recipe import load_config, setting_names
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.phases import data_of_phases, phases_of
 from pretrain.config.settings import RunConfig

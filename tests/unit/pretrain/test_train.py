@@ -236,7 +236,7 @@ def test_baselines_are_those_of_the_evaluated_positions(tiny: list[str]) -> None
 
 def test_runs_have_a_place(tmp_path: Path) -> None:
     """The identity says what decides the weights, and nothing else."""
-    from launch.settings.recipe import load_config
+    from launch.recipe import load_config
 
     index = SimpleNamespace(identity="d", vocabulary=SimpleNamespace(sha256="v"))
     plan = SimpleNamespace(

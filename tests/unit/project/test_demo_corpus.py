@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from data_pipeline.masking.phrases import read_lexicon
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 
 CORPUS = Path(__file__).parents[3] / "launch" / "recipes" / "corpus"
 TEXT = CORPUS / "factbook.jsonl.zst"

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.distributed.world import World
 from tests.command_line import ROOT
 from tests.factories.dockerfiles import DOCKER, IMAGES, defaults, environment_of, stages

@@ -9,8 +9,8 @@ import pytest
 import typer.main
 
 from launch import cli
+from launch.recipe import setting_names
 from launch.recipes import RECIPES, recipe_names
-from launch.settings.recipe import setting_names
 from pretrain.config.settings import RunConfig
 from pretrain.huggingface.registry import FAMILIES
 from pretrain.objectives.registry import OBJECTIVES

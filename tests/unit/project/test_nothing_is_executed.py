@@ -10,7 +10,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.shard import BlockError, decode_block, encode_block
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.run.folder import read_config
 from tests.factories.shards import random_examples
 

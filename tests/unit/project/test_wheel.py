@@ -102,7 +102,7 @@ def run(installed: Path, folder: Path, *words: str) -> str:
 def test_the_installed_command_works_from_another_folder(installed: Path, tmp_path: Path) -> None:
     assert "train.global_batch = " in run(installed, tmp_path, "settings", "train.")
     assert "parameters" in run(installed, tmp_path, "plan", "demo")
-    code = "from launch.settings.recipe import load_config; print(*load_config('demo', []).data.sources)"
+    code = "from launch.recipe import load_config; print(*load_config('demo', []).data.sources)"
     text = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=tmp_path,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster.job_size import GPU_RANK_CORES
+from launch.jobs import GPU_RANK_CORES
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, own_cores, unstated_threads
 from tests.command_line import ROOT, SECRETS, until

@@ -18,7 +18,7 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.shard import BlockReader, arrangement
 from data_pipeline.shards.statistics import PaddingCounter, packed_rows, padded_tokens
 from data_pipeline.vocabulary.train import learn_vocabulary
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.settings import RunConfig
 from tests.command_line import write_text
 from tests.factories.preparations import silent

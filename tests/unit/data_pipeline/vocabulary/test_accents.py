@@ -13,7 +13,7 @@ from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.tokenize.tokenize import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
 from data_pipeline.vocabulary.train import learn_vocabulary, strips_accents, train_vocabulary, with_accents_of
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from tests.command_line import Maskmill
 from tests.factories.preparations import silent
 

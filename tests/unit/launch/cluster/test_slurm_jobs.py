@@ -14,11 +14,11 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.prepare import NAMES, stages_of
 from data_pipeline.settings import DataSettings
-from launch.cluster import job_size, slurm
-from launch.cluster.chain import Chain, chain
-from launch.cluster.pipeline import STAGES, Job, Request, Size
-from launch.cluster.slurm import SCRIPTS, arguments, submit, with_options
-from launch.settings.recipe import load_config
+from launch import jobs as job_size
+from launch import slurm
+from launch.jobs import STAGES, Job, Request, Size
+from launch.recipe import load_config
+from launch.slurm import SCRIPTS, Chain, arguments, chain, submit, with_options
 from pretrain.run.folder import HEARTBEAT
 from tests.command_line import ROOT, SECRETS, Maskmill, as_only_rank, setting
 

@@ -8,21 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from launch.doctor import examine
-from launch.doctor.examine import conclusions, keys, packages, slurm, torch_build
-from launch.doctor.machine import (
+from launch import doctor
+from launch.doctor import (
     MISSING,
     NOTE,
     OK,
     Finding,
     allocator,
+    conclusions,
     disk,
     gpus,
+    keys,
     limits,
     memory,
+    packages,
     processor,
     run_command,
     shared_memory,
+    slurm,
+    torch_build,
 )
 from tests.command_line import Maskmill
 
@@ -240,10 +244,10 @@ def test_torch_is_imported_while_the_disk_is_measured(
         return [Finding("compiler", OK, "")]
 
     for probe in (torch_build, disk, compilers):
-        monkeypatch.setattr(examine, probe.__name__, probe)
+        monkeypatch.setattr(doctor, probe.__name__, probe)
     told: list[str] = []
     found = [
-        one for one in examine.examine(tmp_path, told.append) if one.subject in ("torch", "compiler", "disk")
+        one for one in doctor.examine(tmp_path, told.append) if one.subject in ("torch", "compiler", "disk")
     ]
     assert [(one.subject, one.level) for one in found] == [("torch", OK), ("compiler", OK), ("disk", OK)]
     assert told[-1] == "torch"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.recipe import setting_names
 from launch.recipes import recipe_names
-from launch.settings.recipe import setting_names
 from tests.command_line import ROOT, command, environ
 
 

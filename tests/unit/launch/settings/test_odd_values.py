@@ -11,9 +11,7 @@ import launch.verbs  # noqa: F401  registers them
 from data_pipeline.errors import SeveralErrors, UserError
 from data_pipeline.stages.executors import Share
 from launch.app import app
-from launch.settings.evaluation import read_changes
-from launch.settings.folder import with_folder_settings
-from launch.settings.recipe import load_config, setting_names
+from launch.recipe import load_config, read_changes, setting_names, with_folder_settings
 from launch.studies.read import read_design, read_settings
 from pretrain.config.yaml_files import schema
 from pretrain.preflight.ranges import value_of

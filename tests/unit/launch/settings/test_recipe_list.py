@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
+from launch.recipe import first_sentence, load_config, objective_of, recipe_list
 from launch.recipes import recipe_names
-from launch.settings.recipe import load_config
-from launch.settings.recipe_list import first_sentence, objective_of, recipe_list
 from pretrain.objectives.registry import OBJECTIVES
 from tests.command_line import ROOT, command, environ
 
@@ -43,6 +42,6 @@ def test_command_prints_the_list_without_a_recipe() -> None:
 
 
 def test_listing_does_not_import_torch() -> None:
-    code = "import sys; from launch.settings.recipe_list import recipe_list; list(recipe_list())"
+    code = "import sys; from launch.recipe import recipe_list; list(recipe_list())"
     code += "; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ(), check=True)

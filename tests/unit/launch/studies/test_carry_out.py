@@ -10,10 +10,9 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.stages.executors import ALL, LocalProcesses, Share
-from launch.studies import carry_out
-from launch.studies.carry_out import Study
-from launch.studies.place import Place, Stopped
-from launch.studies.read import read_design, read_settings
+from launch.studies import run
+from launch.studies.read import Place, Stopped, read_design, read_settings
+from launch.studies.run import Study
 from pretrain.config.settings import RunConfig
 from pretrain.studies.design import Changes, Design
 from pretrain.studies.measured import Cell, Measured, read_measured, write_measured
@@ -57,7 +56,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
         write_measured(place.cells, found)
         return found
 
-    monkeypatch.setattr(carry_out, "measure", measure)
+    monkeypatch.setattr(run, "measure", measure)
     return done
 
 
@@ -106,14 +105,14 @@ def test_arms_that_take_a_model_come_behind_it(tmp_path: Path, measured: list[Ce
 def test_a_failed_run_keeps_no_other_from_it(
     tmp_path: Path, measured: list[Cell], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    whole: Measure = carry_out.measure
+    whole: Measure = run.measure
 
     def failing(design: Design, cell: Cell, place: Place) -> Measured:
         if cell.name == "a-1":
             raise error
         return whole(design, cell, place)
 
-    monkeypatch.setattr(carry_out, "measure", failing)
+    monkeypatch.setattr(run, "measure", failing)
     said: list[str] = []
     with pytest.raises(UserError, match=r"1 runs failed, first a-1: .*no room"):
         study(tmp_path, TAKEN, seeds=2, said=said).run(1)
@@ -153,7 +152,7 @@ def test_what_it_takes_is_said_before_anything_runs(tmp_path: Path, monkeypatch:
         done.append(arguments[0])
         return 0, ""
 
-    monkeypatch.setattr(carry_out, "maskmill", maskmill)
+    monkeypatch.setattr(run, "maskmill", maskmill)
     monkeypatch.setattr("launch.studies.budget.peak_flops", lambda *_: 1e11)
     study(tmp_path, TAKEN, seeds=2, said=done).prepare()
     assert done[0].startswith("2 runs to train, ")
@@ -166,8 +165,8 @@ def test_a_killed_process_is_no_fault_of_the_runs(
     def killed(design: Design, cell: Cell, place: Place) -> Measured:
         raise BrokenProcessPool
 
-    monkeypatch.setattr(carry_out, "measure", killed)
-    monkeypatch.setattr(carry_out.LocalProcesses, "start", lambda self: ThreadPoolExecutor(2))
+    monkeypatch.setattr(run, "measure", killed)
+    monkeypatch.setattr(run.LocalProcesses, "start", lambda self: ThreadPoolExecutor(2))
     with pytest.raises(UserError, match=r"a process was killed, perhaps for memory.*fewer jobs"):
         study(tmp_path, TAKEN, seeds=2).run(2)
 
@@ -175,14 +174,14 @@ def test_a_killed_process_is_no_fault_of_the_runs(
 def test_a_signal_ends_a_study_and_leaves_what_there_is(
     tmp_path: Path, measured: list[Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole: Measure = carry_out.measure
+    whole: Measure = run.measure
 
     def stopping(design: Design, cell: Cell, place: Place) -> Measured:
         if cell.seed == 2:
             raise Stopped(cell.name)
         return whole(design, cell, place)
 
-    monkeypatch.setattr(carry_out, "measure", stopping)
+    monkeypatch.setattr(run, "measure", stopping)
     with pytest.raises(Stopped):
         study(tmp_path, TAKEN, seeds=3).run(1)
     assert names(measured) == ["a-1"]
@@ -216,8 +215,8 @@ def test_what_must_be_equal_is_checked_in_the_arms_that_it_names(
         asked.setdefault(Path(config.run.dir).name.partition("-")[0], set()).add(wanted)
         return {kind: {"x": "1"} if kind == "weights" else f"{config.run.seed}" for kind in wanted}
 
-    monkeypatch.setattr(carry_out, "hashes_of", hashes_of)
-    monkeypatch.setattr(carry_out, "maskmill", lambda *_: (0, ""))
+    monkeypatch.setattr(run, "hashes_of", hashes_of)
+    monkeypatch.setattr(run, "maskmill", lambda *_: (0, ""))
     monkeypatch.setattr("launch.studies.budget.peak_flops", lambda *_: 1e11)
     said: list[str] = []
     study(tmp_path, EQUAL, seeds=2, said=said).prepare()

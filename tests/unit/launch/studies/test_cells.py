@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from launch.studies import cells, score
-from launch.studies.cells import DIVERGED, identity_of, measure
-from launch.studies.place import Place, check_model, maskmill
-from launch.studies.read import read_design, read_settings
+from launch.studies import run as cells
+from launch.studies import run as score
+from launch.studies.read import Place, check_model, maskmill, read_design, read_settings
+from launch.studies.run import DIVERGED, identity_of, measure
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.world import World

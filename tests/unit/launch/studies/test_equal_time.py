@@ -7,12 +7,17 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.ranks import STOPPED
-from launch.studies import time_arms as module
-from launch.studies.budget import budget_of, plan_lines
-from launch.studies.place import Place, Stopped
-from launch.studies.read import read_design, read_settings, run_of
-from launch.studies.step_times import STEP_TIMES, read_step_times
-from launch.studies.time_arms import EVERY, ROUNDS, quiet_step, steps_by_arm, time_arms
+from launch.studies import budget as module
+from launch.studies.budget import EVERY, ROUNDS, budget_of, plan_lines, quiet_step, steps_by_arm, time_arms
+from launch.studies.read import (
+    STEP_TIMES,
+    Place,
+    Stopped,
+    read_design,
+    read_settings,
+    read_step_times,
+    run_of,
+)
 from pretrain.preflight.gpus import gpu_named
 from pretrain.preflight.step_time import Cluster
 from pretrain.run.metrics_log import JsonLines

@@ -10,9 +10,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.index import Index
 from launch.studies import study_names
 from launch.studies.budget import all_cells, budget_of, first_cells, plan_lines
-from launch.studies.cells import tokens_by_step
-from launch.studies.place import Place, trains
-from launch.studies.read import find_study, overrides_of, read_design, read_settings, run_of
+from launch.studies.read import Place, find_study, overrides_of, read_design, read_settings, run_of, trains
+from launch.studies.run import tokens_by_step
 from pretrain.preflight.gpus import gpu_named
 from pretrain.preflight.memory import meta_model
 from pretrain.preflight.step_time import Cluster

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.stages.executors import ALL, Share
-from launch.studies import carry_out
+from launch.studies import run as carry_out
 from tests.command_line import Maskmill
 
 OWN = "title: T\nquestion: Q?\nrecipe: demo\narms: {a: {}, b: {settings: {encoder.layers: 1}}}\n"

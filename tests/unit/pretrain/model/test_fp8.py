@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.distributed.deepspeed_patches import refuse_unsupported
 from pretrain.model import encoder

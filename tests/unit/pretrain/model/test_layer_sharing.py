@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.encoder import (
     HALVES,
     EncoderSettings,

@@ -8,8 +8,8 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
-from launch.settings.manual import manual
-from launch.settings.recipe import load_config
+from launch.completion import manual
+from launch.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.huggingface.registry import chosen_families

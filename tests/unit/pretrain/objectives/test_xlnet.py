@@ -9,7 +9,7 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import IGNORED, MicroBatch, Shape

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.errors import UserError
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.settings import OptimSettings
 from pretrain.distributed.partition_map import Flat, PartitionMap, _group_flat, _sub_group_flat
 from pretrain.optim.flat_layout import AdamW, Layout, Segment, squared_norm

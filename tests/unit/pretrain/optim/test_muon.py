@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.errors import UserError
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.settings import OptimSettings
 from pretrain.distributed.partition_map import _group_flat
 from pretrain.optim.flat_layout import Collectives, Layout, whole

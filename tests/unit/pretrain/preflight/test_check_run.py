@@ -9,7 +9,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import save_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.preflight.check_run import check_vocabulary
 from tests.command_line import Maskmill
 from tests.factories.shards import random_examples, write_folder

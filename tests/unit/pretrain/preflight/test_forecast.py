@@ -8,7 +8,7 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.files import save_vocabulary
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.preflight import step_time as timing
 from pretrain.preflight.forecast import Forecast, forecast, text_of

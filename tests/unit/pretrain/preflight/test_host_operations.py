@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import resolve_precision

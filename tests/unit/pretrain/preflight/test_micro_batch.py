@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from launch.cluster.job_size import node_gib
-from launch.settings.recipe import load_config
+from launch.jobs import node_gib
+from launch.recipe import load_config
 from pretrain.checkpoint import mirror
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.phases import chosen, dividing, is_open, phases_of, rank_shares, with_micro_batches

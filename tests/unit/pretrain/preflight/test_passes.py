@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.preflight import memory as module
 from pretrain.preflight.memory import PassCost, PeakBytes, meta_model, pass_cost, pass_costs
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.preflight import gpus as hardware
 from pretrain.preflight import step_time as timing

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import ScheduleSettings
 from pretrain.optim.schedule import Progress, learning_rate

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.preflight.forecast import Forecast, forecast_phases
 from pretrain.preflight.gpus import gpu_named
 from pretrain.preflight.step_time import Cluster

@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan, check_room, check_run, most_kept

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.objectives.registry import load
 from pretrain.preflight.forecast import forecast_phases
 from pretrain.preflight.gpus import gpu_named

@@ -7,7 +7,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import sealed_json
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.report.inspection import describe
 from pretrain.report.record import read_run as read_record
 from pretrain.report.status import in_words, read_status

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.checkpoint.store import Marker, marked
 from pretrain.distributed import launch_env
 from pretrain.distributed.world import World

@@ -9,7 +9,7 @@ import torch
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import held_out, held_out_steps
 from data_pipeline.loader.packing import Caps
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.checkpoint.store import Damaged, open_checkpoint, save_checkpoint
 from pretrain.distributed.world import World
 from pretrain.model.batch import SPARE, MicroBatch, Shape

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.studies.measured import by_arms, check_equal, hashes_of
 
 KINDS = ("examples", "masks", "weights", "content", "content_masks")

@@ -9,8 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from data_pipeline.errors import UserError
-from launch.settings.folder import with_folder_settings
-from launch.settings.recipe import load_config
+from launch.recipe import load_config, with_folder_settings
 from pretrain.config.yaml_files import schema
 from pretrain.huggingface.registry import check_config
 from tests.factories.configs import ALONE, WORDS, valid_config

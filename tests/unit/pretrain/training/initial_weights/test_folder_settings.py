@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.files import load_vocabulary
-from launch.settings.recipe import load_config
+from launch.recipe import load_config
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.huggingface.folder import folder_settings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from launch.settings.evaluation import read_changes
+from launch.recipe import read_changes
 from pretrain.evaluate.evaluate import Evaluation
 from pretrain.evaluate.fine_tune import DivergedError, FineTuner, Trained
 from pretrain.evaluate.seed_run import candidates

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from data_pipeline.errors import UserError
+from launch import completion
 from launch.app import app, say
 from launch.ranks import STOPPED
-from launch.settings import completion
 from launch.studies import study_names
 
 
@@ -122,8 +122,8 @@ def study(
     require_given(design)
     from data_pipeline.stages.executors import Share
     from launch.studies.budget import plan_lines
-    from launch.studies.carry_out import Study
-    from launch.studies.place import Place, Stopped, check_model
+    from launch.studies.read import Place, Stopped, check_model
+    from launch.studies.run import Study
     from pretrain.preflight.gpus import gpu_named
     from pretrain.preflight.step_time import Cluster
     from pretrain.studies import compare

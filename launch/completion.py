@@ -6,9 +6,14 @@ If only one word fits, a shell appends a space, which is wrong after `key=`: so 
 choices or its default. bash treats `=` as the end of a word: the part before it is then among the previous words.
 """
 
-from typing import Any
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
 
 from launch.recipes import recipe_names
+from pretrain.config.settings import RunConfig
 
 Found = list[tuple[str, str]]
 """Words, each with its meaning, which zsh and fish show."""
@@ -21,7 +26,6 @@ def recipes(incomplete: str) -> Found:
 
 def settings(ctx: Any, incomplete: str) -> Found:
     """Complete `key=` and `key=value`."""
-    from launch.settings.manual import manual
 
     before = [str(word) for word in ctx.params.get("overrides") or []]
     if before and before[-1] == "=":  # bash: `key`, `=`, and the value so far
@@ -44,7 +48,6 @@ def settings(ctx: Any, incomplete: str) -> Found:
 
 def words_of_settings(incomplete: str) -> Found:
     """Complete keys and their groups."""
-    from launch.settings.manual import manual
 
     keys = [(key, meaning) for key, _, meaning in manual() if key.startswith(incomplete)]
     groups = dict.fromkeys(f"{key.partition('.')[0]}." for key, _ in keys if "." in key)
@@ -53,7 +56,7 @@ def words_of_settings(incomplete: str) -> Found:
 
 def stages(incomplete: str) -> Found:
     """Complete stages of a chain of jobs, separated by commas."""
-    from launch.cluster.pipeline import STAGES
+    from launch.jobs import STAGES
 
     given, _, last = incomplete.rpartition(",")
     head = f"{given}," if given else ""
@@ -80,3 +83,39 @@ def _values(key: str, known: dict[str, tuple[str, str]]) -> list[str]:
     if default in ("True", "False"):
         return ["true", "false"]
     return [default] if default not in ("", "''", "[]", "None") and " " not in default else []
+
+
+# List key, value and meaning of every setting, from RunConfig's source and optionally one run's settings.
+
+
+def manual(settings: Any = None, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield (key, value, meaning) of each setting; the meaning is the docstring under the field. Without `settings`,
+    values are the defaults."""
+    settings = RunConfig() if settings is None else settings
+    owner = type(settings)
+    meanings, hints = _meanings(owner), get_type_hints(owner)
+    for f in fields(owner):
+        value: Any = getattr(settings, f.name)
+        if is_dataclass(hints[f.name]):
+            yield from manual(value, f"{prefix}{f.name}.")
+        else:
+            yield (
+                f"{prefix}{f.name}",
+                repr(value) if value == "" else str(value),
+                meanings.get(f.name, ""),
+            )
+
+
+def _meanings(owner: type) -> dict[str, str]:
+    body = ast.parse(inspect.getsource(owner)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            found[field.target.id] = " ".join(str(text.value.value).split())
+    return found

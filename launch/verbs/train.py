@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from data_pipeline.errors import UserError
+from launch import completion
 from launch.app import Overrides, Recipe, app, console, errors, first_rank, say, say_json
 from launch.progress import waiting
-from launch.settings import completion
 
 USUAL_GPUS = 8
 """Of a machine, where nothing says otherwise."""
@@ -21,7 +21,7 @@ def list_recipes(wanted: bool) -> None:
     """Prints every objective with its shipped recipes, and ends."""
     if not wanted:
         return
-    from launch.settings.recipe_list import recipe_list
+    from launch.recipe import recipe_list
 
     for listed in recipe_list():
         say(f"{listed.objective}: {listed.what}")
@@ -51,7 +51,7 @@ def train(
     Example:
         maskmill train --list
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
-    from launch.settings.recipe import load_config, names_sources
+    from launch.recipe import load_config, names_sources
 
     config = load_config(recipe, overrides or [])
     with waiting(errors, "checking settings and shards"):
@@ -124,7 +124,7 @@ def plan(
     \b
     Example:
         maskmill plan bert_large --nodes 8 --gpu H100 --price-per-hour 2.5"""
-    from launch.settings.recipe import given_settings, load_config
+    from launch.recipe import given_settings, load_config
 
     config = load_config(recipe, overrides or [])
     ranks = config.run.ranks if "run.ranks" in given_settings(recipe, overrides or []) else 0

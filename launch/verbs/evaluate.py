@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _list_settings(wanted: bool) -> None:
     if not wanted:
         return
-    from launch.settings.manual import manual
+    from launch.completion import manual
     from pretrain.tasks.settings import EvaluationSettings
 
     for key, value, meaning in manual(EvaluationSettings()):
@@ -146,7 +146,7 @@ def evaluate(
         maskmill evaluate models/bert mrpc rte --data glue --seeds 5 --against runs/demo
         maskmill evaluate models/bert blimp --data blimp
         maskmill evaluate models/bert own --data reviews recipe=small epochs=5"""
-    from launch.settings.evaluation import read_changes
+    from launch.recipe import read_changes
 
     words, pairs = ([word for word in tasks or [] if ("=" in word) == is_pair] for is_pair in (False, True))
     changes = read_changes(pairs)

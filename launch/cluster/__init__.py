@@ -1,1 +1,0 @@
-"""Plan a recipe as Slurm jobs and submit them."""

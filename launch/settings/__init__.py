@@ -1,1 +1,0 @@
-"""Read recipes and overrides, and list and complete settings."""
