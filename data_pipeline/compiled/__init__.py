@@ -1,1 +1,0 @@
-"""Compile loops over arrays, and draw the random numbers that they use."""
