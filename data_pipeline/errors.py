@@ -1,4 +1,11 @@
-"""Define the exceptions for user errors: the command line prints one as a single line and exits with code 2."""
+"""Define the errors that a user can mend, and redact, escape and shorten all text that is shown.
+
+The command line prints a UserError as a single line and exits with code 2.
+
+Everything that is written or shown is redacted here: run folders are copied, reports are shared. Everything that is
+shown passes `printable`, since texts, tokenizers, keys and names come from strangers, and a terminal obeys an escape
+sequence in them.
+"""
 
 import json
 import re
@@ -6,14 +13,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-# Redact credentials in text and settings, and escape what must not reach a terminal.
-#
-# Everything that is written or shown is redacted here: run folders are copied, reports are shared. Everything that is
-# shown passes `printable`, since texts, tokenizers, keys and names come from strangers, and a terminal obeys an escape
-# sequence in them.
+# Redact credentials in text and settings.
 
-
-# Both take time in proportion to the text: each is tried once for a run of the characters that it begins with.
+# Both patterns take time in proportion to the text: each is tried once for a run of the characters that it begins with.
 _USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*+://)([^/@\s]*+)@")
 _CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")  # Azure's CONTAINER@ACCOUNT is not a user
 _SIGNED = re.compile(
@@ -40,6 +42,8 @@ def redact_settings(settings: Any) -> Any:
         return [redact_settings(value) for value in settings]
     return redact(settings) if isinstance(settings, str) else settings
 
+
+# Escape and shorten what is shown.
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and line feed, other ends of lines, what changes the direction of text, and halves of
@@ -70,6 +74,8 @@ _LONG = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 def _ends(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most * 3 // 4]}...{text[-most // 4 :]}"
 
+
+# Make errors of one line, and the parts of such a line.
 
 MAX_CHARACTERS = 2000
 """Longest message kept: other packages may quote a damaged file at any length."""

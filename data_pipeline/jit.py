@@ -1,6 +1,7 @@
-"""Compile loops over arrays and cache the result on disk. The only import of numba.
+"""Compile loops over arrays with numba, cache the result on disk, and provide what compiled code needs besides.
 
 Use `jit` for nearly every loop, `inlined` inside the hottest ones, `allocating` for functions that make arrays.
+numba is imported here and in data_pipeline/sequences/base.py, which declares a C function to it.
 """
 
 import os
@@ -90,7 +91,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
         _config.CACHE_DIR = elsewhere
 
 
-# Provide processor instructions that numba lacks, and a copy that allocates nothing, to compiled code.
+# Give compiled code processor instructions that numba lacks, and a copy that allocates nothing.
 
 
 @intrinsic

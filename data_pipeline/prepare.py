@@ -1,4 +1,4 @@
-"""Prepare a folder of shards with its index.json from sources: the stages of the data pipeline, composed on one page.
+"""Prepare a folder of shards with its index.json from sources, stage by stage, in one process or in many.
 
     discover -> read, per part of a source -> plan -> gather, per range of keys -> write, per shard -> finish
 
@@ -49,8 +49,7 @@ from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.fit import refuse_unknown, unknown_share
 
-# List the tasks of each stage of a preparation, from its folders alone.
-
+# List the tasks of each stage, from the folders of the workspace alone.
 
 MAX_GATHER_THREADS = 4
 """Per gathering task: each holds some 100 MB."""
@@ -161,6 +160,8 @@ STAGES = (
     WRITE,
 )
 
+
+# Run all stages, or a share of one.
 
 DISCOVER, PLAN_STAGE, FINISH = "discover", "plan", "finish"
 

@@ -1,8 +1,16 @@
-"""Draw random 64-bit words that depend only on (seed, key, purpose).
+"""Draw random numbers that no library release changes, in compiled code, and hash 64-bit words into keys.
 
-Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), written out so that no library
-release changes the bytes of a shard. Two ways to the same words: compiled scalar draws for the kernels (`start`,
-`word`, `below`, `unit`), and `words` for whole arrays.
+Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") draws random 64-bit words that depend
+only on (seed, key, purpose). It is written out so that no library release changes the bytes of a shard. Two ways lead
+to the same words: compiled scalar draws for the kernels (`start`, `word`, `philox_below`, `philox_unit`), and `words`
+for whole arrays.
+
+MT19937 (Matsumoto and Nishimura 1998, "Mersenne Twister") reproduces the draws of Python's `random.Random(seed)` in
+the same order, since the exact mode repeats a script that draws from Python's `random`.
+
+A stream of either kind is an array of uint64; the length tells them apart. `mersenne_below`, `mersenne_unit` and
+`shuffle` take both. So one compiled algorithm serves both modes, and what the golden files prove for one holds for the
+other.
 """
 
 import hashlib
@@ -45,7 +53,8 @@ def philox(seed, key, counter, purpose, out):
     out[0], out[1], out[2], out[3] = c0, c1, c2, c3
 
 
-# A stream is an array of 8 uint64: four buffered words, then seed, key, purpose and the number of draws so far.
+# A stream of Philox is an array of 8 uint64: four buffered words, then seed, key, purpose and the number of draws so
+# far.
 
 
 @jit
@@ -112,17 +121,11 @@ def permutation(seed: int, key: int, purpose: int, n: int) -> NDArray[np.int64]:
     return np.argsort(words(seed, key, purpose, n), kind="stable")
 
 
-# Reproduce the draws of Python's `random.Random(seed)` in compiled code, in the same order.
-#
-# The exact mode repeats a script that draws from Python's `random`. Its streams, like those of philox.py, are arrays
-# of uint64; the length tells them apart. So one compiled algorithm serves both modes, and what the golden files prove
-# for one holds for the other.
-#
-# Source of the words: MT19937, Matsumoto and Nishimura 1998, "Mersenne Twister". Source of the ranges: CPython's
-# `random.randint` and `random.shuffle` (draw as many bits as the range needs, and reject words that are too large).
+# Reproduce the draws of Python's `random.Random(seed)`. The words are those of MT19937. The ranges are those of
+# CPython's `random.randint` and `random.shuffle`: draw as many bits as the range needs, and reject words that are too
+# large.
 
-
-PHILOX_WORDS = 8  # length of a stream of philox.py
+PHILOX_WORDS = 8  # length of a stream of Philox
 _WORDS, _MIDDLE = 624, 397  # length and middle distance of MT19937's state
 _UPPER, _LOWER, _MATRIX = np.uint64(0x80000000), np.uint64(0x7FFFFFFF), np.uint64(0x9908B0DF)
 _TEMPER_B, _TEMPER_C = np.uint64(0x9D2C5680), np.uint64(0xEFC60000)
@@ -194,11 +197,8 @@ def shuffle(stream, items):
         items[i], items[j] = items[j], items[i]
 
 
-# Hash 64-bit words with the finalizer of SplitMix64, in compiled code.
-#
-# Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"; the constants are those of Stafford's
-# variant 13.
-
+# Hash 64-bit words with the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+# generators"). The constants are those of Stafford's variant 13.
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio, made odd: the step from one state of SplitMix64 to the next."""

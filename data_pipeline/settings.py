@@ -1,5 +1,7 @@
-"""Define the settings of the data pipeline, in two groups: those that decide the bytes of the shards, and those that
-do not.
+"""Define the settings of the data pipeline, and read what they state of mask stages, sources and languages.
+
+There are two groups: settings that decide the bytes of the shards (`affects_bytes`), and settings that do not. Nothing
+here imports numpy: settings are checked before anything else is loaded.
 """
 
 import hashlib
@@ -304,9 +306,7 @@ def required(value: str, key: str, expected: str) -> str:
     return value
 
 
-# Read what the settings state of each source: its language and its weight. Does not import numpy: settings are checked
-# before anything else is loaded.
-
+# Read what the settings state of every source: its language and its weight.
 
 MOST = 10_000
 """Largest weight of a source, and largest number of passes over a document."""
