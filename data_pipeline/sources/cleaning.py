@@ -1,6 +1,6 @@
-"""Clean raw bytes or text and count every change.
+"""Clean raw bytes or text, and count what is read, changed and dropped between files and token ids.
 
-The rules, in this order:
+The rules of cleaning, in this order:
 
 1. Bytes are UTF-8. Each invalid sequence becomes one U+FFFD (the codec's `replace` rule), and so does each lone
    surrogate from a JSON escape. Text in UTF-16 or UTF-32 is refused.
@@ -9,6 +9,8 @@ The rules, in this order:
 
 A byte-order mark at the start of a file is dropped. Everything else is left to the tokenizer. Rules 2 and 3 do the
 same as BERT's own `clean_text`, so they change no token id.
+
+The changes by rules 1 and 3 are counted. `prepare` sums and shows the counts.
 """
 
 import codecs
@@ -19,8 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
 
-# Count what is read, cleaned and dropped between files and token ids; `prepare` sums and shows the counts.
-
+# Count what is read, cleaned and dropped, and refuse too many records that cannot be read.
 
 _RECORDS = ("documents", "repeated_documents", "empty_documents", "pages_passed_over")
 """Counts that together are the records that could be read."""
@@ -99,6 +100,8 @@ def check_bad_records(reading: Mapping[str, int], first: Sequence[str], settings
             remedy="mend the sources, or raise it" if most else "skip leaves them out",
         )
 
+
+# Decode and clean text by the rules, and refuse files that hold no text in UTF-8.
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")

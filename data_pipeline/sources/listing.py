@@ -1,7 +1,14 @@
-"""List the files of a source (file, folder, glob or URI) by name, with their formats.
+"""List the files of the sources with their formats, and compute how often the text of each source is used.
 
-The suffix decides the format; XML and files without a suffix are recognised by their first bytes. Of a folder that
-Hugging Face `datasets` wrote, saved_datasets.py chooses the files.
+A source is a file, a folder, a glob or a URI; its files are listed by name. The suffix decides the format; XML and
+files without a suffix are recognised by their first bytes. Of a folder that Hugging Face `datasets` wrote,
+saved_datasets.py chooses the files.
+
+How often the text of a source is used follows from its weight and from the smoothed share of its language.
+Exponentially smoothed sampling (Devlin et al., multilingual BERT's README; google-research/bert/multilingual.md): a
+language with the share p of the text gets the share q ~ p ** data.smoothing, both for the vocabulary's sample and for
+the data. The total amount of text stays the same: a language gets q / p times the average number of passes. The
+fractional part of the number of passes is drawn per document.
 """
 
 import math
@@ -24,7 +31,6 @@ from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.saved_datasets import DICT, INFO, STATE, described_files
 
 # Define one part of a source, and the records that every format's reader yields.
-
 
 PASSAGE_BYTES = 1 << 20
 """A larger document is read in passages of about this size."""
@@ -55,6 +61,8 @@ class SourceFile:
         """Return whether the record with this number, counted from any point, belongs to this part's stripe."""
         return record % self.stripes == self.stripe
 
+
+# List the files of a source, and recognise their formats.
 
 FORMATS = {
     ".txt": "text",
@@ -241,13 +249,7 @@ def _kind_inside(uri: str, compression: str, picky: bool) -> str | None:
     return "wikipedia" if b"<mediawiki" in head else None
 
 
-# Compute how often each source's text is read, from source weights and smoothed language shares.
-#
-# Exponentially smoothed sampling (Devlin et al., multilingual BERT's README; google-research/bert/multilingual.md): a
-# language with the share p of the text gets the share q ~ p ** data.smoothing, both for the vocabulary's sample and
-# for the data. The total amount of text stays the same: a language gets q / p times the average number of passes. The
-# fractional part of the number of passes is drawn per document.
-
+# Compute how often each source's text is used, from source weights and smoothed language shares.
 
 _DIGITS = 9
 """Decimals of a rate: fewer than a float has, so that the last bit of a machine's `pow` has no effect."""

@@ -1,8 +1,24 @@
-"""Read the records of a part of a source file as (record, text, more), with the text unchanged.
+"""Find the parts of the sources (files, folders, globs, URIs), and read documents with stable ids from them.
 
-A part may be a range of a larger file: each part finds its own records without reading the others. A record too long
-for memory comes in passages: the first is `text`, the others are read from `more` before the next record is
-requested. The module of each format is imported only when needed: pyarrow is slow to import.
+`discover` lists the parts of the sources in an order that depends only on file names; `read` streams the cleaned
+documents of one part, from the `records` of its format, whose text is unchanged. The suffix decides the format: .txt
+(.text), .jsonl (.json, .ndjson), .parquet, .arrow, .xml (Wikipedia dumps), each also with .gz, .bz2, .xz and .zst.
+WikiExtractor files, which have no suffix, are recognised by content. Of folders that Hugging Face `datasets` wrote,
+saved_datasets.py says what is read. The module of each format is imported only when needed: pyarrow is slow to import.
+
+A part may be a range of a larger file: each part finds its own records without reading the others.
+
+A document's id is `path:record`. The path is relative to the source's root (the folder itself; for a glob, the
+folders before its first wildcard; for a file, its folder), so that ids depend neither on the working directory nor
+on where the data is. The record is the id field or, without one, the line on which the document begins, counted from
+1 (tables: its row), or the page id for Wikipedia. If two sources hold the same relative path, the path in the n-th
+source becomes `#n/path`.
+
+A record is (record, text, more). Documents of more than a million bytes are read in passages, so memory stays small at
+any length: the first passage is `text`, the others are read from `more` before the next record is requested.
+
+Bad text never stops a run: cleaning.py has the rules and what is counted. An unreadable record does (broken JSON, no
+text field), unless data.bad_records=skip: then it is counted and named. A truncated file always does.
 """
 
 import os
@@ -47,24 +63,7 @@ def records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterato
     return texts(file, settings, counts)
 
 
-# Find the parts of the sources (files, folders, globs, URIs) and read documents with stable ids from them.
-#
-# `discover` lists the parts of the sources in an order that depends only on file names; `read` streams the documents
-# of one part. The suffix decides the format: .txt (.text), .jsonl (.json, .ndjson), .parquet, .arrow, .xml (Wikipedia
-# dumps), each also with .gz, .bz2, .xz and .zst. WikiExtractor files, which have no suffix, are recognised by content.
-# Of folders that Hugging Face `datasets` wrote, saved_datasets.py says what is read.
-#
-# A document's id is `path:record`. The path is relative to the source's root (the folder itself; for a glob, the
-# folders before its first wildcard; for a file, its folder), so that ids depend neither on the working directory nor
-# on where the data is. The record is the id field or, without one, the line on which the document begins, counted from
-# 1 (tables: its row), or the page id for Wikipedia. If two sources hold the same relative path, the path in the n-th
-# source becomes `#n/path`.
-#
-# Documents of more than a million bytes are read in passages, so memory stays small at any length.
-#
-# Bad text never stops a run: cleaning.py has the rules and what is counted. An unreadable record does (broken JSON, no
-# text field), unless data.bad_records=skip: then it is counted and named. A truncated file always does.
-
+# List the parts of the sources, and read the documents of one part.
 
 PART_BYTES = 32 << 20
 """A larger plain local file is split among workers in pieces of this size."""

@@ -1,6 +1,9 @@
 """Read the records of a part of a Parquet or Arrow file in batches of rows: number or id field, and text.
 
-Separate from sources/read.py, so that pyarrow is imported only to read tables.
+An Arrow file is in the stream format, which Hugging Face `datasets` uses, or in the file format; the parts of a file
+take different batches. A Parquet file is split among workers by row groups.
+
+Separate from data_pipeline/sources/read.py, so that pyarrow is imported only to read tables.
 """
 
 import shutil
@@ -21,8 +24,7 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.sources.cleaning import Counts, decode, decoded
 from data_pipeline.sources.listing import PASSAGE_BYTES, Record, SourceFile
 
-# Read the rows of an Arrow file in batches: the stream format, used by Hugging Face `datasets`, or the file format.
-
+# Read the rows of an Arrow file in batches, and find the columns of fields.
 
 _FILE_MAGIC = b"ARROW1"
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -110,8 +112,7 @@ class _Watched:
         """Do nothing: the caller that opened the stream closes it."""
 
 
-# Read the rows of a Parquet file in batches, and split it among workers by row groups.
-
+# Read the rows of a Parquet file in batches, and split it into runs of row groups.
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 << 20
@@ -162,6 +163,8 @@ def _opened(stream) -> pq.ParquetFile:  # type: ignore[no-untyped-def]
     return pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
 
 
+# Turn the batches of either format into records.
+
 # A few large buffers, soon freed: the default pool would keep them, and keep a worker's memory at its peak.
 pa.set_memory_pool(pa.system_memory_pool())
 
@@ -206,7 +209,7 @@ def _columns(
 
 
 def parquet_parts(file: SourceFile, part_bytes: int) -> list[tuple[int, int, int, int]]:
-    """Return the list of `parquet.parts`. Raises UserError for a damaged file."""
+    """Return what `parts` yields, as a list. Raises UserError for a damaged file."""
     with open_bytes(file.uri, "") as stream:
         return list(damaged_named(parts(stream, part_bytes), file.uri))
 

@@ -1,4 +1,8 @@
-"""Read the records of a part of a JSON-lines file: line number or id field, and text."""
+"""Read the records of a part of a JSON-lines or plain text file: line number or id field, and text.
+
+A line of a JSON-lines file is an object, and a record. The documents of a plain text file are separated by blank lines,
+or the file is one document; the number of each is that of its first line.
+"""
 
 import json
 import re
@@ -15,11 +19,9 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.sources.cleaning import BYTE_ORDER_MARK, Counts, check_encoding, decode, decoded
 from data_pipeline.sources.listing import PASSAGE_BYTES, Record, SourceFile
 
-# Read the fields of one JSON object that is too long for memory, with long strings as streams.
-#
-# Strings longer than SHORT are copied unchanged to a spool on disk; the rest of the object is parsed by `json`, with
-# the same checks as any other object. A long string is decoded when it is read.
-
+# Read the fields of one JSON object that is too long for memory, with long strings as streams. Strings longer than
+# SHORT are copied unchanged to a spool on disk; the rest of the object is parsed by `json`, with the same checks as any
+# other object. A long string is decoded when it is read.
 
 SHORT = 1 << 16
 """Maximum bytes of a string held in memory."""
@@ -139,7 +141,6 @@ def in_passages(record: int | str, parts: Iterator[bytes], counts: Counts) -> Re
 
 # Read the lines of a part of a file.
 
-
 READ_BYTES = 4 << 20
 
 Line = tuple[int, int, bytes]
@@ -173,6 +174,8 @@ def lines_of(file: SourceFile, stream: BufferedReader, longest: int) -> Iterator
         yield number, start, part if position else part.removeprefix(BYTE_ORDER_MARK)
         position += len(part)
 
+
+# Read the records of a part of a JSON-lines file.
 
 LONG_LINE = 4 << 20
 """Maximum bytes of a line that is decoded in one piece."""
@@ -304,7 +307,6 @@ def _value(record: dict[str, Any], field: str) -> Any:
 
 
 # Read the documents of a part of a plain text file: separated by blank lines, or one per file.
-
 
 # Lines of nothing but Unicode white space; the last line of a file may lack its line feed. A line of more than
 # PASSAGE_BYTES never counts as blank.

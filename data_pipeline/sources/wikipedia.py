@@ -1,8 +1,17 @@
-"""Read the running text of articles from a Wikipedia dump (pages-articles, MediaWiki XML).
+"""Read the running text of articles from Wikipedia's dumps, and from the files that WikiExtractor makes of them.
 
-Each page is cut out of the stream at `<page>` and `</page>`, which cannot occur within text, and parsed separately.
-So memory holds one page, errors give the offset of a damaged page, and no document type can declare entities, neither
-expanding ones nor ones that name a file. Redirects and pages outside the article namespace are skipped and counted.
+A dump is a pages-articles file, MediaWiki XML. Each page is cut out of the stream at `<page>` and `</page>`, which
+cannot occur within text, and parsed separately. So memory holds one page, errors give the offset of a damaged page,
+and no document type can declare entities, neither expanding ones nor ones that name a file. Redirects and pages
+outside the article namespace are skipped and counted.
+
+In the text of an article of a dump, paragraphs, headings and list items are separated by blank lines. Templates,
+tables, references, formulae, files, categories and links to other languages' articles are removed; links, styles and
+other tags keep their text. Of a word in several variants of a language, `-{zh-hans:A;zh-hant:B}-`, the one whose code
+comes first in the alphabet stays, so that an article is in one variant.
+
+A file of WikiExtractor holds the text of each page between `<doc id=...>` and `</doc>`.
+
 The record id is the page id.
 """
 
@@ -20,17 +29,10 @@ from data_pipeline.sources.cleaning import Counts, decode
 from data_pipeline.sources.listing import PASSAGE_BYTES, Record, SourceFile
 from data_pipeline.sources.text_formats import READ_BYTES, Line, in_passages, lines_of
 
-# Extract the running text of an article from its wikitext.
-#
-# Paragraphs, headings and list items are separated by blank lines. Templates, tables, references, formulae, files,
-# categories and links to other languages' articles are removed; links, styles and other tags keep their text. Of a
-# word in several variants of a language, `-{zh-hans:A;zh-hant:B}-`, the one whose code comes first in the alphabet
-# stays, so that an article is in one variant.
-#
-# Not done with a library, since it must cope with any text: every step is one pass over the text with a pattern that
-# never backtracks far. mwparserfromhell takes 18 seconds for 40 KB of `{|`, and a hundred times as long for a whole
-# article of it; on ordinary articles it processes 0.5 MB of wikitext per second on one core, this module 8 MB.
-
+# Extract the running text of an article from its wikitext. No library does it, since it must cope with any text: every
+# step is one pass over the text with a pattern that never backtracks far. mwparserfromhell takes 18 seconds for 40 KB
+# of `{|`, and a hundred times as long for a whole article of it; on ordinary articles it processes 0.5 MB of wikitext
+# per second on one core, `plain_text` 8 MB.
 
 _WITHOUT_TEXT = (
     *(
@@ -221,8 +223,7 @@ def _without_nested(text: str, bracket: re.Pattern[str], goes: Callable[[str], b
     return "".join([*parts, text[at:]])
 
 
-# Read the pages of a part of WikiExtractor's output: the text between `<doc id=...>` and `</doc>`.
-
+# Read the pages of a part of WikiExtractor's output.
 
 _DOC = re.compile(rb'<doc id="([^"]*)"(?: url="[^"]*")?(?: title="(.*)")?[^>]*>(</doc>)?\s*+$')
 
@@ -284,6 +285,8 @@ def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
     if parts:
         yield b"".join(parts)
 
+
+# Read the articles of a part of a dump.
 
 LONGEST_PAGE = 16 << 20
 """Maximum bytes of XML per page; MediaWiki limits an article to 2 MiB."""
