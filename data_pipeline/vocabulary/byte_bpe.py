@@ -1,11 +1,11 @@
-"""Build a byte-level BPE vocabulary like RoBERTa's (Radford et al. 2019) or ModernBERT's from pieces, merges and the
-normalisation before them.
+"""Build a byte-level BPE vocabulary like RoBERTa's or ModernBERT's from pieces, merges and a form of normalisation.
 
-Text is cut into words in three steps: lower-casing and accent stripping, or NFC, if set; every run of Unicode white
-space becomes one space, and a sentence always starts with one; GPT-2's pattern then cuts, and a space stays with what
-follows it. So a piece is marked Ġ if and only if it begins a word, at any position: the concatenated ids of sentences
-equal those of the running text with a space between sentences. RoBERTa's own tokenizer and ModernBERT's differ at the
-start of text (no space) and in runs of white space (pieces of their own).
+The kind is that of GPT-2 (Radford et al. 2019). Text is cut into words in three steps: lower-casing and accent
+stripping, or NFC, if set; every run of Unicode white space becomes one space, and a sentence always starts with one;
+GPT-2's pattern then cuts, and a space stays with what follows it. So a piece is marked Ġ if and only if it begins a
+word, at any position: the concatenated ids of sentences equal those of the running text with a space between
+sentences. RoBERTa's own tokenizer and ModernBERT's differ at the start of text (no space) and in runs of white space
+(pieces of their own).
 """
 
 import json

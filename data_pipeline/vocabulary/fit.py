@@ -1,5 +1,4 @@
-"""Judge whether a vocabulary fits a text: how many tokens are unknown or single characters, and how many words lose
-their marks.
+"""Judge whether a vocabulary fits a text: by unknown tokens, by single characters, by words that lose their marks.
 
 A text in which most tokens are unknown teaches nothing, and a shard of it looks like any other. So `prepare` judges a
 sample of the text before it works for hours, and the counts of the tokenized text before it plans a shard; `vocab`

@@ -1,4 +1,11 @@
-"""Train a vocabulary of the kind that the settings name; the text is held in memory once, as UTF-8.
+"""Train a vocabulary of the kind that the settings name on a sample of the sources, and protect it from overwriting.
+
+The sample is spread over the whole text, since the first documents may all share an author or an initial letter.
+Each source gives the same share of its text, adjusted by data.weights and data.smoothing (`repeats` in
+data_pipeline/sources/listing.py), such that sample_mb is filled or every language gives all its text at least once.
+Documents are taken in the order of a hash of their ids, repeatedly if the share exceeds the text: a small language
+in a smoothed sample may be repeated. The text is read twice: once for the size of every document, once for the chosen
+documents. If the sources exceed READ_FACTOR times the sample, only some parts of them are read, also chosen by a hash.
 
 The same text gives the same vocabulary on any number of threads, which no library guarantees:
 
@@ -9,12 +16,15 @@ The same text gives the same vocabulary on any number of threads, which no libra
   own trainer, used instead, sorts its words and sums in a given number of parts: always THREADS, on any number of
   cores.
 
-Memory beyond the text, measured: for 200 MB of English 0.2 GB as wordpiece or bpe, 0.6 as unigram. Scripts without
-spaces have words as long as sentences, and few of them twice: 6.7 MB of Chinese and Japanese took 0.05 GB as
-wordpiece, 0.2 as unigram, 0.3 as bpe.
+Memory holds the sample once, as UTF-8, and 18 bytes per document read. Memory beyond the text, measured: for 200 MB of
+English 0.2 GB as wordpiece or bpe, 0.6 as unigram. Scripts without spaces have words as long as sentences, and few of
+them twice: 6.7 MB of Chinese and Japanese took 0.05 GB as wordpiece, 0.2 as unigram, 0.3 as bpe.
 
 The time of all three trainers grows faster than a word's length: one word of 400 kB kept them busy for minutes. So
 words of more than LONGEST_WORD characters are cut.
+
+VOCABULARY_LOG, next to the vocabulary, records the sources and settings it was trained from: rerunning the same
+command finds it finished, and any other command is refused.
 """
 
 import io
@@ -50,10 +60,6 @@ from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary, sa
 from data_pipeline.vocabulary.fit import CHECKED_CHARACTERS, trained_fit
 
 # Protect a trained vocabulary from being overwritten.
-#
-# VOCABULARY_LOG, next to the vocabulary, records the sources and settings it was trained from: rerunning the same
-# command finds it finished, and any other command is refused.
-
 
 VOCABULARY_LOG = "vocabulary.log.json"
 ONLY_EXTENDING = ("new_words", "min_gain")
@@ -121,6 +127,8 @@ def _logged(folder: Path) -> dict[str, Any]:
 def _held(folder: Path, what: str) -> UserError:
     return UserError(f"holds {what}", where=folder, remedy="choose another data.vocab, or remove it")
 
+
+# Train a vocabulary of each kind on given documents.
 
 ALPHABET_SHARE = 8
 """At most one in this many vocabulary entries is a single character; rarer characters become unknown."""
@@ -374,18 +382,7 @@ _KINDS = {
 }
 
 
-# Train a vocabulary on a sample of the sources.
-#
-# The sample is spread over the whole text, since the first documents may all share an author or an initial letter.
-# Each source gives the same share of its text, adjusted by data.weights and data.smoothing
-# (sources/source_weights.py), such that sample_mb is filled or every language gives all its text at least once.
-# Documents are taken in the order of a hash of their ids, repeatedly if the share exceeds the text: a small language
-# in a smoothed sample may be repeated.
-#
-# The text is read twice: once for the size of every document, once for the chosen documents. If the sources exceed
-# READ_FACTOR times the sample, only some parts of them are read, also chosen by a hash. Memory holds the sample and 18
-# bytes per document read.
-
+# Sample the sources, and train a vocabulary on the sample.
 
 READ_FACTOR = 20
 """Maximum bytes read from disk per byte of the sample."""

@@ -36,8 +36,7 @@ from data_pipeline.vocabulary.base import (
     types,
 )
 
-# Compute the score of the best way to cut a word into the pieces of a unigram vocabulary (Kudo 2018, section 3.2).
-
+# Compute the score of the best way to cut a word into pieces (Kudo 2018, section 3.2).
 
 UNKNOWN_PENALTY = 10.0
 """An unknown character's score is so much below the least score of all pieces, as in SentencePiece."""
@@ -54,6 +53,8 @@ def best_score(word: str, scores: Mapping[str, float], unknown: float) -> float:
         best.append(max(cut))
     return best[-1]
 
+
+# Build vocabularies, and load them from a tokenizer.json.
 
 SPECIAL_TOKENS = Specials(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
