@@ -1,6 +1,17 @@
-"""Tokenize documents that are split into sentences, batch by batch.
+"""Tokenize documents that are split into sentences, batch by batch, at many times the tokenizers library's speed.
 
 A batch is a number of characters, of many small documents or a part of a long one.
+
+The ids are those of the library. `WordCache` asks it once for each distinct word and caches the ids. They are equal
+because nothing in BERT's pipeline crosses the borders used here, ASCII white space and characters that are always words
+by themselves:
+
+- clean_text, the spacing of Chinese characters and lower-casing act on each character independently (the library
+  lower-cases by `char::to_lowercase`, which knows no final sigma);
+- the accent stripper's NFD reorders only runs of combining marks, and every border is a character of combining class 0
+  that no decomposition changes;
+- the pre-tokenizer cuts at every border, and WordPiece sees one word at a time;
+- special tokens in the text are text (see data_pipeline/vocabulary/base.py).
 """
 
 from array import array
@@ -30,12 +41,10 @@ from data_pipeline.tokenize.word_table import (
 )
 from data_pipeline.vocabulary.base import Vocabulary
 
-# Encode words with the tokenizers library in a few long calls instead of many short ones.
-#
-# A call costs more than encoding a word. Words of ASCII letters are passed as one text, separated by spaces: no
-# normaliser or pre-tokenizer joins or splits them. All others are passed as pre-tokenized input, which the library
-# processes one by one. In both cases it reports the word of each id.
-
+# Encode words with the tokenizers library in a few long calls, since a call costs more than encoding a word. Words of
+# ASCII letters are passed as one text, separated by spaces: no normaliser or pre-tokenizer joins or splits them. All
+# others are passed as pre-tokenized input, which the library processes one by one. In both cases it reports the word of
+# each id.
 
 _GROUP = 512  # words per text
 
@@ -79,19 +88,7 @@ def _encoded(
         yield number * _GROUP, np.array(encoding.ids, np.uint32), counts
 
 
-# Tokenize sentences into the tokenizers library's ids, at many times its speed.
-#
-# `WordCache` asks the library once for each distinct word and caches the ids. The ids are equal because nothing in
-# BERT's pipeline crosses the borders used here, ASCII white space and characters that are always words by themselves:
-#
-# - clean_text, the spacing of Chinese characters and lower-casing act on each character independently (the library
-#   lower-cases by `char::to_lowercase`, which knows no final sigma);
-# - the accent stripper's NFD reorders only runs of combining marks, and every border is a character of combining class
-# 0
-#   that no decomposition changes;
-# - the pre-tokenizer cuts at every border, and WordPiece sees one word at a time;
-# - special tokens in the text are text (see vocabulary/wordpiece.py).
-
+# Encode sentences by the cached ids of their words.
 
 MOST_WORDS = 1 << 20
 """Maximum words in the cache; when it is full it is emptied. It takes 130 MB at most, usually less than half."""
@@ -206,6 +203,8 @@ def _joined(sentences: list[str]) -> NDArray[np.uint8]:
         text = "\n".join(s.replace("\n", " ") for s in sentences) + end
     return np.frombuffer(text.encode("utf-8"), np.uint8)
 
+
+# Tokenize documents into the columns of a Corpus.
 
 BATCH_CHARACTERS = 4 << 20
 STRING_BYTES = 64

@@ -1,16 +1,16 @@
-"""Look up the ids of words in an exact hash table, in compiled code."""
+"""Find the words of UTF-8 text and look up their ids in an exact hash table, in compiled code.
+
+A word here is what BERT's pre-tokenizer can never join with its neighbours: text between white space, and single
+characters of punctuation or Chinese. Everything else (accents, case, other scripts' punctuation and white space)
+stays within a word and is left to the library, once per distinct word.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.jit import inlined, jit, load_word, trailing_zeros
 
-# Find the word boundaries of UTF-8 text, 64 bytes at a time, in compiled code.
-#
-# A word here is what BERT's pre-tokenizer can never join with its neighbours: text between white space, and single
-# characters of punctuation or Chinese. Everything else (accents, case, other scripts' punctuation and white space)
-# stays within a word and is left to the library, once per distinct word.
-
+# Find the word boundaries, 64 bytes at a time.
 
 WINDOW = 64
 """Bytes examined together, one bit each; a text is padded with this many spaces."""
@@ -92,6 +92,8 @@ def character_end(data, position, size):
         position += _BYTE_ONE
     return position
 
+
+# Number the words of a text by a hash table, and write the ids of numbered words.
 
 LONGEST_CACHED = 64
 """Maximum bytes of a cached word; longer ones are encoded each time: they are rare, and would fill the table."""
