@@ -1,4 +1,13 @@
-"""Read bytes from paths and fsspec URIs, and write files atomically."""
+"""Read bytes from paths and fsspec URIs, write files atomically, encode canonical JSON, and find private cache folders.
+
+Canonical JSON is one text for one value. A sealed file is a JSON object with the field `sha256`: the hash of the object
+without it, as `canonical_json` encodes it. It shows damage, wherever that is. It is no signature: whoever changes a
+file on purpose can seal it again.
+
+Caches of compiled code hold pickles and libraries, which are executed as they are loaded: whoever may write into one,
+or put another folder in its place, runs code as this user. `not_private` is the one rule for numba's, Inductor's and
+Triton's.
+"""
 
 import errno
 import grp
@@ -26,16 +35,12 @@ from data_pipeline.io.object_store import (
     write_object,
 )
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what reads settings or a run's files need not wait for numpy
     import numpy as np
     from numpy.typing import NDArray
 
 
 # Say where caches of this user may lie, and name the source code that decides what is in them.
-#
-# Caches of compiled code hold pickles and libraries, which are executed as they are loaded: whoever may write into
-# one, or put another folder in its place, runs code as this user. `not_private` is the one rule for numba's,
-# Inductor's and Triton's.
 
 
 def user_caches(environment: Mapping[str, str]) -> list[Path]:
@@ -150,12 +155,7 @@ def hash_sources(package: Path) -> str:
     return digest.hexdigest()
 
 
-# Encode JSON canonically, one value, one text, and seal a file with the SHA-256 of its own content.
-#
-# A sealed file is a JSON object with the field `sha256`: the hash of the object without it, as `canonical_json`
-# encodes it. It shows damage, wherever that is. It is no signature: whoever changes a file on purpose can seal it
-# again.
-
+# Encode JSON canonically, and seal it.
 
 SEAL = "sha256"
 """The field of a sealed object."""
@@ -193,6 +193,8 @@ def _seal(values: Mapping[str, Any]) -> str:
     content = {name: value for name, value in values.items() if name != SEAL}
     return hashlib.sha256(canonical_json(content)).hexdigest()
 
+
+# Read and write local files and objects of stores.
 
 _PARTIAL = ".partial"
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.EIO}  # EIO: the disk has lost it

@@ -1,4 +1,4 @@
-"""Write a column as an .npy file, read its header, and turn lengths into offsets."""
+"""Write columns as .npy files, read their headers, memory-map columns, and turn lengths into offsets."""
 
 import contextlib
 import mmap
@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from data_pipeline.io.files import open_to_write, writing
 
-# Memory-map columns in files, and release the memory of what was read.
-#
-# Touched pages of a map count as memory of the process. The kernel maps more than that: sixteen pages around each, or
-# two megabytes if the file is in huge pages, so random reads would soon map the whole file.
+# Memory-map columns in files, and release the memory of what was read. Touched pages of a map count as memory of the
+# process. The kernel maps more than that: sixteen pages around each, or two megabytes if the file is in huge pages, so
+# random reads would soon map the whole file.
 
 
 def mapped_npy(path: Path) -> NDArray:
@@ -45,6 +44,9 @@ def _in_small_pages(column: np.memmap) -> np.memmap:
     with contextlib.suppress(OSError):  # a kernel without huge pages
         whole.madvise(mmap.MADV_NOHUGEPAGE)
     return column
+
+
+# Write columns, and read their headers.
 
 
 def offsets_of(lengths: Sequence[int] | NDArray) -> NDArray[np.int64]:
