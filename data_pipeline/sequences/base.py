@@ -1,4 +1,8 @@
-"""Define the base class of the sequence builders, which turn documents of a Corpus into Segments.
+"""Define the base class of the sequence builders, and the compiled code shared by their walks over documents.
+
+A builder turns documents of a Corpus into Segments. A walk steps from sequence to sequence through the flat columns of
+the Corpus (`flat_columns`); a range of tokens is a pair of numbers, and nothing is copied until a sequence is written
+into the buffers.
 
 A document is walked once per pass. The draws of (document, pass) come from a separate stream, keyed by the seed and
 derive_key(document key, pass), so a document yields the same sequences regardless of the other documents in its range.
@@ -6,7 +10,7 @@ The draws that mask its sequence number `ordinal` are keyed by derive_key(derive
 two sequences of a walk share them; across walks the keys are 64-bit hashes, and a collision would only make two
 sequences share the randomness of their masks.
 
-The builders are in pairs.py and single.py, registered by name in registry.py.
+The walks and the builders are in pairs.py and single.py; registry.py registers the builders by name.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,12 +33,10 @@ if TYPE_CHECKING:
     from data_pipeline.vocabulary.base import Vocabulary
 
 
-# Read a few sentences or tokens at random positions of a Corpus on disk, from compiled code.
-#
-# A random next segment may come from anywhere in a partition. With memory mapping, each would load at least 64 KB, on
-# some kernels 2 MB, into the process's memory: soon the whole partition. A partition too large for that is read with
-# pread instead, a few hundred bytes at a time: a few microseconds per segment, and no memory.
-
+# Read a few sentences or tokens at random positions of a Corpus on disk, from compiled code. A random next segment may
+# come from anywhere in a partition. With memory mapping, each would load at least 64 KB, on some kernels 2 MB, into the
+# process's memory: soon the whole partition. A partition too large for that is read with pread instead, a few hundred
+# bytes at a time: a few microseconds per segment, and no memory.
 
 MAPPED_BYTES = 640 << 20
 """Tokens and sentence starts of a larger partition are read, not mapped."""
@@ -105,12 +107,7 @@ def copy_tokens(tokens, files, first, last, out):
         raise ValueError("the tokens of a partition end too early")
 
 
-# Draw targets, step through documents and write sequences: the code shared by all compiled loops over documents.
-#
-# A walk steps from sequence to sequence through the flat columns of a Corpus (`flat_columns`); a range of tokens is a
-# pair of numbers, and nothing is copied until a sequence is written into the buffers. The walks themselves are in
-# pair_kernels.py and single_kernels.py.
-
+# Draw targets, step through documents and write sequences, for all compiled loops over documents.
 
 # The state of a walk between buffers: indices into an array of int64.
 DOCUMENT, PASS, POSITION, TOKEN, TARGET, ORDINAL, USED = range(7)
@@ -157,7 +154,7 @@ def go_on(walk, position, token, numbers, passes, last):
 @jit
 def write_pair(tokens, files, pair, frame, out, at):
     """Write [CLS] A [SEP] B [SEP] to out[at:], or [CLS] A B; return the token counts of segment 0 and of the whole.
-    `frame`: ids of [CLS] and [SEP], and 1 with separators, 0 without. `files`: source of B (random_reads.py)."""
+    `frame`: ids of [CLS] and [SEP], and 1 with separators, 0 without. `files`: source of B (`Files`)."""
     a0, a1, b0, b1 = pair
     cls, sep, separators = frame
     first = 1 + a1 - a0 + separators
@@ -182,6 +179,8 @@ def write_stream(tokens, begins, ends, frame, out, at):
         out[at + whole - 1] = sep
     return whole
 
+
+# Build the sequences of documents, a buffer at a time.
 
 BUFFER_TOKENS = 1 << 20
 """Tokens that compiled code writes per buffer."""

@@ -1,4 +1,13 @@
-"""Build pairs, [CLS] A [SEP] B [SEP], from documents."""
+"""Build pairs, [CLS] A [SEP] B [SEP], from documents.
+
+`next_pair` makes the pairs of the exact mode: the order of the draws is that of google-research/bert's
+create_pretraining_data.py, and the golden files test it. That script cuts off what does not fit, and the text is
+lost.
+
+The loops of the fast mode lose nothing. A document is one run of tokens: an example takes the text from where the
+one before ended, as much of it as fits, and what does not fit begins the next one. So a walk stands at a token,
+perhaps inside a sentence, whose rest counts as a sentence.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -27,17 +36,9 @@ from data_pipeline.sequences.base import (
     write_stream,
 )
 
-# Build pairs from the flat columns of a Corpus in compiled loops.
-#
-# `next_pair` makes the pairs of the exact mode: the order of the draws is that of google-research/bert's
-# create_pretraining_data.py, and the golden files test it. That script cuts off what does not fit, and the text is
-# lost.
-#
-# The loops of the fast mode lose nothing. A document is one run of tokens: an example takes the text from where the
-# one before ended, as much of it as fits, and what does not fit begins the next one. So a walk stands at a token,
-# perhaps inside a sentence, whose rest counts as a sentence. They return the token ranges of A and B, the label, the
-# document of B, the token where the next example begins, and a sentence that begins there or later.
-
+# Make pairs from the flat columns of a Corpus, in compiled loops. The functions of the fast mode return the token
+# ranges of A and B, the label, the document of B, the token where the next example begins, and a sentence that begins
+# there or later.
 
 DONOR_TRIES = 10
 """Draws of a donor document before Google's script lets a document be its own donor."""
@@ -289,6 +290,8 @@ def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
         go_on(walk, onward, end, numbers, passes, lasts[document])
     return made
 
+
+# Define the builders of pairs.
 
 ALONE = "add text, part it by blank lines, or train without pairs: objective.name=mlm"
 """Remedy if there is no other document to draw a random next segment from."""

@@ -1,4 +1,4 @@
-"""Build single sequences from documents: [CLS] text [SEP], without a label."""
+"""Build single sequences of whole sentences from documents: [CLS] text [SEP], without a label."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -25,7 +25,7 @@ from data_pipeline.sequences.base import (
     write_stream,
 )
 
-# Build single sequences of whole sentences from the flat columns of a Corpus in compiled loops.
+# Make sequences from the flat columns of a Corpus, in compiled loops.
 
 
 @jit
@@ -159,6 +159,9 @@ def fill_full(walk, stream, numbers, passes, columns, frame, out):
         first_lengths[made], labels[made] = whole, NO_LABEL
         made += 1
     return made
+
+
+# Define the builders of single sequences.
 
 
 class SingleStreams(SequenceBuilder):
