@@ -1,10 +1,9 @@
-"""Mask Segments into Examples, as a pure function of the segments and a seed.
+"""Turn Segments into Examples, masked or unchanged, as a pure function of the segments and a seed.
 
 A sequence is divided into candidates, taken in random order until k = max(1, round(masked_lm_prob * length)) tokens
 are masked, at most max_predictions if that is above 0; the length includes [CLS] and [SEP], unless count_specials is
-off. Each masked token becomes
-[MASK] (80 %), stays (10 %) or becomes a random id of the vocabulary (10 %). [CLS] and [SEP] are never masked. The kind
-of masking decides what is masked as one:
+off. Each masked token becomes [MASK] (80 %), stays (10 %) or becomes a random id of the vocabulary (10 %). [CLS] and
+[SEP] are never masked. The kind of masking decides what is masked as one:
 
     token     a token, or with whole_word a word: BERT's algorithm (Devlin et al. 2019, section 3.1), as in
               google-research/bert's create_pretraining_data.py
@@ -52,13 +51,10 @@ if TYPE_CHECKING:
 
 
 # Choose which tokens of a sequence are masked and what replaces them, in a compiled loop for all kinds of masking.
-#
-#     group_tokens         tokens, words or phrases (joined in phrases.py)
-#     ngram_end, span_end  how many of them are masked as one (spans.py)
-#     draw_replacement, replace   [MASK], itself, or a random token
-#
-# The kinds differ in the first two, which a MaskRule selects; masker.py has their names.
-
+# `group_tokens` groups tokens, words or phrases (joined by `join_words` of phrases.py). `ngram_end` and `span_end` of
+# phrases.py say how many of these are masked as one. `draw_replacement` and `replace` replace a token by [MASK], itself
+# or a random one. The kinds differ in the first two steps, which a MaskRule selects; `_rule` has the names of the
+# kinds.
 
 TOKENS, WORDS, PHRASES = range(3)
 _MASKED, _KEPT, _RANDOM = range(3)
@@ -150,8 +146,8 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
     """Mask at most `k` tokens of `sequence`: write them into its copy `corrupted` and mark them in `covered` (all
     False before). `scratch`: three int64 rows, each longer than the sequence. Return the number of masked tokens.
 
-    A stream of Python's draws (compiled/mersenne_twister.py) shuffles all candidates first, as the script does; a
-    Philox stream draws them one by one, only as many as needed: the same distribution with fewer draws."""
+    A stream of Python's draws shuffles all candidates first, as the script does; a Philox stream draws them one by one,
+    only as many as needed: the same distribution with fewer draws."""
     members, starts, order = scratch[0], scratch[1], scratch[2]
     # unpack what the loop needs of the rule: passing all its arrays on costs more than a draw
     shares, ids = (rule.mask_prob, rule.keep_prob), (rule.mask, len(rule.continuation))
@@ -236,14 +232,12 @@ def mask_all(key, sequences, counts, rule, scratch, out):
     return used
 
 
-# Mask single tokens, the most common kind of masking, with the draws of the general loop in a third of its time.
-#
-# A group is a single token here, so a candidate is a position, the masked positions fit into a bit set, and listing
-# them in order is a scan over its bits.
-
+# Mask single tokens, the most common kind of masking, with the draws of the general loop in a third of its time. A
+# group is a single token here, so a candidate is a position, the masked positions fit into a bit set, and listing them
+# in order is a scan over its bits.
 
 _ONE, _WORD = np.uint64(1), np.uint64(63)
-_UNIT = 1.0 / 9007199254740992.0  # 53 random bits to [0, 1), as draws.unit
+_UNIT = 1.0 / 9007199254740992.0  # 53 random bits to [0, 1), as `philox_unit`
 
 
 @jit
@@ -311,8 +305,8 @@ def token_scratch_for(longest: int) -> tuple[NDArray, ...]:
 def mask_tokens(key, sequences, counts, rule, scratch, out):
     """Mask at most counts[s] tokens of every sequence s; the draws of each are keyed by key = (seed, purpose) and its
     own key. rule: ids of [CLS], [SEP] and [MASK], size of the vocabulary, share of the masked tokens that become
-    [MASK], share of the others that stay; scratch: `scratch_for` the longest sequence. Fill `out` (tokens, already a
-    copy; positions; ids; masked_offsets); return the number of masked rows."""
+    [MASK], share of the others that stay; scratch: `token_scratch_for` the longest sequence. Fill `out` (tokens,
+    already a copy; positions; ids; masked_offsets); return the number of masked rows."""
     source, offsets, keys = sequences
     tokens, positions, ids, masked_offsets = out
     candidates, bits, block = scratch
@@ -326,6 +320,9 @@ def mask_tokens(key, sequences, counts, rule, scratch, out):
         used += list_masked(sequence, bits, positions[used:], ids[used:])
         masked_offsets[s + 1] = used
     return used
+
+
+# Mask all sequences of Segments by the settings of one kind.
 
 
 @dataclass(frozen=True, eq=False)
@@ -430,7 +427,7 @@ def _refused(setting: str, value: object, expected: str) -> UserError:
     return UserError(f"must be {expected}, got {value}", where=f"data.{setting}")
 
 
-# Turn sequences into training examples: masked, or unchanged.
+# Choose what makes examples from sequences: a masker, or what leaves them unchanged.
 
 
 class Corruption(Protocol):

@@ -1,12 +1,23 @@
-"""Join the words of a sequence into phrases and names that are masked as one, by a lexicon and a chunker.
+"""Join words into phrases and names that are masked as one, and draw how many words spans and n-grams have.
 
-(Sun et al. 2019, ERNIE, section 3.) A phrase is, in this order: the longest lexicon entry that starts and ends at word
+A phrase (Sun et al. 2019, ERNIE, section 3) is, in this order: the longest lexicon entry that starts and ends at word
 boundaries; in English text, for masking=phrase, a chunk: up to CHUNK_WORDS consecutive words that are neither
 closed-class words (articles, prepositions, pronouns, auxiliaries, ...) nor punctuation; else a single word. All are
 found in token ids, so this works on shards as well as on text.
 
 The lexicon is UTF-8 text with one phrase or name per line, tokenized like any text. A line with a word unknown to the
 vocabulary is skipped: [UNK] would match any such word.
+
+How many consecutive words or phrases are masked together:
+
+    ALONE    one word or phrase
+    NGRAM    n words, n with probability proportional to 1/n (Lan et al. 2020, ALBERT, section 3.1)
+    SPAN     n words, n geometric and truncated at the maximum (Joshi et al. 2020, SpanBERT, section 3.1)
+
+Neither an n-gram nor a span extends past the end of its segment: text on both sides of a [SEP] is not one phrase.
+(ALBERT's script, of google-research/albert, continues there.) A word is what the vocabulary says: in a unigram
+vocabulary the pieces between two spaces, where that script also begins a word at punctuation, digits and any character
+beyond a to z.
 """
 
 from importlib.resources import files
@@ -28,16 +39,7 @@ if TYPE_CHECKING:
     from data_pipeline.vocabulary.base import Vocabulary
 
 
-# Draw how many consecutive words are masked together: spans and n-grams.
-#
-#     ALONE    one word or phrase
-#     NGRAM    n words, n with probability proportional to 1/n (Lan et al. 2020, ALBERT, section 3.1)
-#     SPAN     n words, n geometric and truncated at the maximum (Joshi et al. 2020, SpanBERT, section 3.1)
-#
-# Neither extends past the end of its segment: text on both sides of a [SEP] is not one phrase. (ALBERT's script, of
-# google-research/albert, continues there.) A word is what the vocabulary says: in a unigram vocabulary the pieces
-# between two spaces, where that script also begins a word at punctuation, digits and any character beyond a to z.
-
+# Draw the lengths of spans and n-grams, and find where they end.
 
 ALONE, NGRAM, SPAN = range(3)
 
@@ -106,6 +108,8 @@ def span_end(stream, lengths, room, groups, members, starts, covered, first):
         group += 1
     return group
 
+
+# Find the phrases of a lexicon and of the chunker.
 
 CHUNK_WORDS = 4
 """Maximum words of a chunk; a longer run is cut after this many."""
