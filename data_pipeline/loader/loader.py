@@ -4,7 +4,9 @@
     -> pack (micro-batches) -> StepShare
 
 A share is a pure function of (index, order, masking, separators, rank, world, step): the state is the number of the
-next batch.
+next batch. A dynamic mask is a function of (seed, epoch, number of the example) and of the stage, which follows from
+the number of the global batch. So it is the same at every world size and after every resume. Held-out examples are
+never re-masked.
 """
 
 import queue
@@ -40,11 +42,7 @@ from data_pipeline.shards.shard import BlockReader
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 
-# Re-mask examples in the loader: RoBERTa's dynamic masking (Liu et al. 2019, section 4.1) and ERNIE's stages.
-#
-# A mask is a function of (seed, epoch, number of the example) and of the stage, which follows from the number of the
-# global batch. So it is the same at every world size and after every resume. Held-out examples are never re-masked.
-
+# Re-mask examples: RoBERTa's dynamic masking (Liu et al. 2019, section 4.1) and ERNIE's stages.
 
 _SEGMENTS = {column.name for column in fields(Segments)}
 
@@ -103,7 +101,6 @@ def shards_vocabulary(index: Index) -> Vocabulary:
 
 
 # Prefetch the items of an iterator in one background thread.
-
 
 Item = TypeVar("Item")
 
@@ -187,6 +184,9 @@ def _shut_down(thread: threading.Thread, room: "queue.SimpleQueue[None]", stop: 
     stop.set()
     room.put(None)
     thread.join()
+
+
+# Read a rank's shares of the training examples, from any batch on.
 
 
 def order_of(
@@ -368,6 +368,9 @@ def resumed_batch(
             remedy="use the same shards and settings, or start a new run",
         )
     return int(state["batch"])
+
+
+# Read a rank's part of the held-out examples.
 
 
 def held_out(

@@ -1,4 +1,4 @@
-"""Pack examples into micro-batches without padding, each within three caps.
+"""Pack examples into micro-batches without padding, each within three caps, and change the separators of pairs.
 
 A micro-batch holds whole examples, concatenated, longest first. The caps (tokens, examples, masked rows) let
 compiled code pad to one shape; the token cap is the one that fills up.
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from data_pipeline.shards.index import Split
 
 
-# Pack examples into micro-batches under three caps: tokens, examples and masked rows.
-
+# Compute the caps, and assign examples to micro-batches.
 
 GAP = 20
 """A packed micro-batch leaves about 1/GAP of a sequence empty."""
@@ -206,6 +205,8 @@ def _first_fit(lengths, masked, order, most_tokens, most_examples, most_masked):
     return chosen
 
 
+# Pack the examples of a share.
+
 _NUMBER_BITS = np.uint64(40)
 
 
@@ -366,11 +367,9 @@ def _fill(columns, members, starts, rows, bases, ids, segments, positions, index
             originals[rows[e] + m] = masked_ids[source + m]
 
 
-# Leave out the [SEP] of pairs, or put periods in their places: what data.separators asks for.
-#
-# The shards have [CLS] A [SEP] B [SEP] in all cases, and their masks were drawn there, so that runs which differ in
-# their separators alone read the same text with the same masks.
-
+# Leave out the [SEP] of pairs, or put periods in their places: what data.separators asks for. The shards have
+# [CLS] A [SEP] B [SEP] in all cases, and their masks were drawn there, so that runs which differ in their separators
+# alone read the same text with the same masks.
 
 PERIOD = "."
 
