@@ -1,9 +1,10 @@
-"""Write and load index.json: every shard of a folder with its counts and hashes, and how it was made.
+"""Write and load index.json and the block tables of shards, and map example numbers to rows of blocks.
 
-index.json holds one entry per shard. The block table of a shard (offset, bytes, counts and checksum of each block)
-is next to it in `<shard>.json` and is read when the shard is first needed, so that opening a hundred thousand shards
-takes about two seconds. All of it is canonical JSON: the same data gives the same bytes. index.json is sealed: its
-`sha256` is that of its other fields, so that no damage passes, whatever shards it then describes.
+index.json lists every shard of a folder with its counts and hashes, one entry per shard, and says how the folder was
+made. The block table of a shard (offset, bytes, counts and checksum of each block) is next to it in `<shard>.json` and
+is read when the shard is first needed, so that opening a hundred thousand shards takes about two seconds. All of it is
+canonical JSON: the same data gives the same bytes. index.json is sealed: its `sha256` is that of its other fields, so
+that no damage passes, whatever shards it then describes.
 """
 
 import hashlib
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
     from data_pipeline.vocabulary.base import Vocabulary
 
 
-# Compute where the examples of a split are: map example numbers to rows of blocks of shards.
-#
-# Order defines the numbering. Integers only; no file is opened here.
+# Map the example numbers of a split to rows of blocks of shards: integers only, no file is opened. Order
+# (data_pipeline/loader/order.py) defines the numbering.
 
 
 class Run(NamedTuple):
@@ -94,7 +94,6 @@ class Layout:
 
 
 # Convert entries of index.json and block tables between canonical JSON and checked records.
-
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.tar")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -266,6 +265,8 @@ def bad(what: str, where: object, expected: str) -> UserError:
     """Return the error for a file that is not as maskmill writes it."""
     return UserError(what, where=where, expected=expected, remedy=REMEDY)
 
+
+# Open a folder of shards, and write its index.json.
 
 FORMAT = 4
 """Format version of shards and index; other versions are refused."""

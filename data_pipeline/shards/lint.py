@@ -1,4 +1,8 @@
-"""Derive warnings from the facts that the linter gathered.
+"""Scan a folder of shards for facts about every example, verify all hashes, and derive warnings from the facts.
+
+    verified blocks -> one compiled pass over their columns -> counts by split -> facts, and what they mean
+
+Memory is bounded at any size: counts, one block, and at most KEPT hashes. show.py shows the facts.
 
 Each rule takes the facts of one split, its name and all facts, and yields findings: what the problem is, and what to
 do. They are warnings only: the shards can be read, and what is right for one study is a mistake in another.
@@ -24,7 +28,6 @@ from data_pipeline.shards.shard import BlockReader, tokenizer_problem, verified_
 from data_pipeline.shards.statistics import PaddingCounter, held_out_note, text_share
 
 # Count repeated examples from 64-bit hashes, added in parts, in bounded memory.
-
 
 KEPT = 1 << 24
 """Maximum hashes kept, 128 MB (twice that while they are sorted); beyond it, a sample is kept."""
@@ -67,6 +70,8 @@ class Repeats:
         return hashes[hashes & np.uint64((1 << self.zeros) - 1) == 0]
 
 
+# Derive findings from the facts.
+
 SHORT = 0.3
 """Examples are short if they fill less than this share of the sequence length on average."""
 UNKNOWN = 0.01
@@ -95,7 +100,7 @@ Finding = tuple[str, str]
 
 
 def findings(facts: Facts) -> list[dict[str, str]]:
-    """Yield every finding: its `split` (empty: all), `what` is wrong, and the `remedy`."""
+    """Return every finding: its `split` (empty: all), `what` is wrong, and the `remedy`."""
     found = [
         {"split": "", "what": what, "remedy": remedy} for what, remedy in (*_source(facts), *_plan(facts))
     ]
@@ -293,13 +298,7 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-# Scan a folder of shards for facts about every example, and verify all hashes.
-#
-#     verified blocks -> one compiled pass over their columns -> counts by split -> facts, and what they mean
-#
-# Memory is bounded at any size: counts, one block, and at most repeats.KEPT hashes. rules.py judges the facts, text.py
-# shows them.
-
+# Gather the facts of all splits.
 
 BATCH = 32
 """Default batch size, in examples, for counting padding."""

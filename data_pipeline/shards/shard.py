@@ -1,9 +1,13 @@
 """Write Examples to WebDataset tars, and read them back, checking each block at every read.
 
 A shard is a plain tar that stock `webdataset.WebDataset(url).decode()` reads: one sample per block of many examples,
-keys 000000, 000001, ..., one .npy per column (data_pipeline/shards/shard.py). The only import of webdataset: writing
-and reading do not need it, and importing it imports torch, which costs a worker two seconds and 180 MB.
-`stock_samples` reads a shard through webdataset itself.
+keys 000000, 000001, ..., one .npy per column. Block 7 of a shard holds `000007.tokens.npy`, `000007.offsets.npy` and
+so on in the order of COLUMNS. Blocks are written by hand, 512 bytes of ustar header and 128 of .npy header for each
+column, so that no library release changes a byte. They are read strictly: no pickle, and every size and offset is
+checked.
+
+`stock_samples` reads a shard through webdataset itself. It alone imports webdataset: writing and reading do not need
+it, and importing it imports torch, which costs a worker two seconds and 180 MB.
 """
 
 import hashlib
@@ -39,11 +43,6 @@ from data_pipeline.shards.index import (
 )
 
 # Encode examples as the bytes of one block, and decode them with every value checked before use.
-#
-# A block is tar members that are plain .npy columns: block 7 of a shard holds `000007.tokens.npy`,
-# `000007.offsets.npy` and so on in the order of COLUMNS. Written by hand, 512 bytes of ustar header and 128 of .npy
-# header, so that no library release changes a byte. Read strictly: no pickle, and every size and offset is checked.
-
 
 TAR_BLOCK = 512
 TAR_END = bytes(2 * TAR_BLOCK)
@@ -271,6 +270,8 @@ def binned(bins: NDArray[np.int64], block: int, seed: int, number: int) -> NDArr
         [order[: full * block].reshape(full, block)[shuffled].ravel(), order[full * block :]]
     )
 
+
+# Write, read and verify shards.
 
 _REMEDY = "copy or prepare the shards again; `maskmill inspect` checks all of them"
 _TABLES = 4096  # block tables that a reader keeps: some 20 MB at 60 blocks per shard

@@ -1,4 +1,4 @@
-"""Print the facts that the linter gathered as lines for a terminal."""
+"""Show a folder of shards in a terminal: single examples, and the facts and findings that the linter gathered."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -81,6 +81,8 @@ def as_instance(examples: Examples, number: int) -> dict[str, Any]:
         "masked_lm_ids": examples.masked_ids[masked].tolist(),
     }
 
+
+# Format the linter's facts and findings.
 
 BAR = 40
 """Characters of the longest bar of a histogram."""

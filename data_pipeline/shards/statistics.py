@@ -1,4 +1,4 @@
-"""Count what examples hold, as figures that add up over shards."""
+"""Count what examples hold and what batches of them cost a reader, as figures that add up over shards."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -112,6 +112,8 @@ def _first_fit(lengths, batch, room):
         rows += used + 1
     return rows
 
+
+# Count what examples and documents hold, and say what the counts tell.
 
 FEW_HELD_OUT = 20
 """Held-out documents below which `prepare` and `inspect` warn."""
