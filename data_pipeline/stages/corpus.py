@@ -1,7 +1,11 @@
-"""Divide the tokenized documents into shards and pools of random-next documents.
+"""Divide the tokenized documents into shards and pools of random-next documents, and save corpora in key order.
 
-Both are ranges of documents in the order of their keys, which are hashes: every range is a uniform sample of the
-corpus, or with data.across_languages=false of one language. The plan depends only on the documents and the settings.
+Shards and pools are ranges of documents in the order of their keys, which are hashes: every range is a uniform sample
+of the corpus, or with data.across_languages=false of one language. The plan depends only on the documents and the
+settings.
+
+A Corpus is saved as a folder of .npy columns in key order, and opened memory-mapped. `merge` makes one corpus of
+documents from many tokenized parts, at any size.
 """
 
 import json
@@ -30,7 +34,6 @@ from data_pipeline.shards.index import HELD_OUT, TRAIN
 from data_pipeline.sources.listing import document_passes, language_numbers, repeats
 
 # Save a Corpus as a folder of .npy columns in key order, and memory-map it.
-
 
 BLOCK_TOKENS = 1 << 20
 """Tokens sorted at a time."""
@@ -118,6 +121,8 @@ def _copy_documents(documents, starts, tokens, out):
         copy_run(out, at, tokens, starts[d], starts[d + 1])
         at += starts[d + 1] - starts[d]
 
+
+# Plan the pools and the shards.
 
 POOL_TOKENS = 256_000_000
 """Approximate tokens of a pool, if that leaves enough documents to draw from: half a gigabyte on disk."""
@@ -380,8 +385,7 @@ def parsed_pools(data: bytes) -> list[DocumentPool]:
     ]
 
 
-# Merge the documents of many tokenized parts into one corpus in key order, at any size.
-
+# Merge the documents of many tokenized parts into one corpus in key order.
 
 CHUNK_TOKENS = 1 << 25
 """Approximate tokens that `merge` holds in memory at a time; a longer document is held whole."""

@@ -1,8 +1,10 @@
-"""Run a function over its tasks on any `concurrent.futures` executor, each task once.
+"""Run a function over its tasks, each task once, on processes of this machine or on the workers of a Dask cluster.
 
-A result is a JSON file, the task's marker: after a kill, tasks with a marker are not repeated, and any process that
-sees the folder can run any share of the tasks. A worker that dies is replaced and its tasks are retried; an error in
-a task ends the run with that error.
+Any `concurrent.futures` executor will do. A result is a JSON file, the task's marker: after a kill, tasks with a marker
+are not repeated, and any process that sees the folder can run any share of the tasks. A worker that dies is replaced
+and its tasks are retried; an error in a task ends the run with that error.
+
+dask is imported here alone.
 """
 
 import json
@@ -25,15 +27,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole, writing
 from data_pipeline.settings import DataSettings
 
-# Start workers on a Dask cluster as a `concurrent.futures` executor. The only import of dask.
-#
-# `data.scheduler` names a running cluster (the address of its scheduler, or the path of its scheduler file), or
-# `slurm`: dask-jobqueue then submits a Slurm job per worker and cancels them at the end. Queue, account, walltime, log
-# folder and further directives of these jobs come from dask-jobqueue's own configuration
-# (~/.config/dask/jobqueue.yaml, or the environment: DASK_JOBQUEUE__SLURM__QUEUE=long); `data.workers` sets how many
-# jobs. Defaults for what the configuration leaves out: one core, two gigabytes, and a process per core of a job. Every
-# worker must see all folders of the preparation.
-
+# Start workers on a Dask cluster as a `concurrent.futures` executor.
 
 SLURM = "slurm"
 DEFAULT_MEMORY = "2GiB"
@@ -45,7 +39,14 @@ _ADDRESS = re.compile(r"[a-z]+://|[\w.-]+:\d+$")
 
 
 class DaskWorkers:
-    """Workers on a Dask cluster."""
+    """Workers on a Dask cluster. Every worker must see all folders of the preparation.
+
+    `data.scheduler` names a running cluster (the address of its scheduler, or the path of its scheduler file), or
+    `slurm`: dask-jobqueue then submits a Slurm job per worker and cancels them at the end. Queue, account, walltime,
+    log folder and further directives of these jobs come from dask-jobqueue's own configuration
+    (~/.config/dask/jobqueue.yaml, or the environment: DASK_JOBQUEUE__SLURM__QUEUE=long); `data.workers` sets how many
+    jobs. Defaults for what the configuration leaves out: one core, two gigabytes, and a process per core of a job.
+    """
 
     def __init__(self, settings: DataSettings) -> None:
         """Check the settings. Raises UserError if they name no cluster, or if dask is not installed."""
@@ -141,6 +142,8 @@ def _slurm_cluster(jobs: int) -> Any:
     cluster.adapt(minimum=workers, maximum=workers, interval="2s", wait_count=math.inf)
     return cluster
 
+
+# Run tasks on any workers, and keep their results.
 
 MAX_DEATHS_IN_A_ROW = 3
 """Maximum consecutive worker deaths, without a finished task in between, before the run gives up."""

@@ -1,9 +1,10 @@
 """Define the tasks that workers run.
 
-Each reads files, writes files that get their final name once complete, and returns counts as JSON.
+Each reads files, writes files that get their final name once complete, and returns counts as JSON. Two of them are in
+data_pipeline/sources/deduplicate.py; they run only if repeats are dropped.
 
-    fingerprint     one part of a source -> hashes of its text     (deduplicate.py; only if repeats are dropped)
-    find_repeats    a range of hashes of all parts -> what repeats (the same)
+    fingerprint     one part of a source -> hashes of its text                 (deduplicate.py)
+    find_repeats    a range of hashes of all parts -> what repeats             (deduplicate.py)
     read_source     one part of a source -> tokenized documents, in key order
     plan_shards     all parts -> the ranges of keys that form pools of random-next documents, and the shards
     gather_pool     a range of keys of all parts -> one memory-mapped corpus, the pool
@@ -89,6 +90,8 @@ def spill(parts: Iterable[Examples], folder: Path) -> Examples:
     offsets: dict[str, Any] = {name: offsets_of(np.concatenate(found)) for name, found in lengths.items()}
     return Examples(**columns, **offsets)
 
+
+# Tokenize a part, judge a vocabulary by a sample of the parts, plan, gather a pool, and write a shard.
 
 SAMPLED_PARTS = 16
 SAMPLED_CHARACTERS = 1 << 16
