@@ -1,4 +1,8 @@
-"""Define EncoderSettings: sizes and kinds of the layers of an encoder, the settings encoder.*."""
+"""Define the settings of the encoder and of ELECTRA, and tell which encoder layers use the same parameters.
+
+EncoderSettings, the settings encoder.*, describe sizes and kinds of the layers of an encoder. Nothing here needs
+torch.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -110,7 +114,7 @@ class EncoderSettings:
         return layer % self.global_every != 0
 
 
-# Define ElectraSettings, objective.electra.*, and the generator's encoder that follows from them.
+# The settings objective.electra.*, and the generator's encoder, which follows from them and from encoder.*.
 
 
 @dataclass
@@ -146,7 +150,7 @@ class ElectraSettings:
         )
 
 
-# Say which encoder layers use the same parameters: functions of integers and names, without torch.
+# Which layers use the same parameters.
 #
 # Consecutive layers form a group, and the first layer of a group owns what the group shares (Lan et al. 2020, ALBERT,
 # section 3.1). A layer has two halves, each with its own LayerNorm: the paper does not say whose a LayerNorm is where

@@ -1,4 +1,4 @@
-"""Split a RunConfig into the phases of its run, each with a complete RunConfig of its own.
+"""Split a RunConfig into the phases of its run, each with a complete RunConfig, and choose their micro-batches.
 
     phases:
       - {name: short, data: {out: shards/128, sequence_length: 128}, train: {steps: 7038}}
@@ -9,6 +9,8 @@ of 7,038 and 1,563 steps has 8,601. At the phase boundary the schedule restarts,
 LAMB's and AdamW's bias correction, as in NVIDIA's BERT between its phases of 128 and 512 tokens
 (DeepLearningExamples, `--phase2`: `global_step` and the step of each parameter group are set to 0). With
 `schedule.span=run` both continue instead: one schedule over all phases, times each phase's own peak rate.
+
+Nothing here needs torch.
 """
 
 import math
@@ -22,8 +24,6 @@ from data_pipeline.loader.batch_sizes import BatchSizes
 from data_pipeline.settings import AFFECTING_MASKS, SEQUENTIAL, DataSettings, settings_affecting_bytes
 from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import merged, schema, typed
-
-# Compute the sizes of the global batches that the settings of a phase ask for.
 
 
 def batch_sizes(config: RunConfig) -> BatchSizes:
@@ -234,11 +234,11 @@ def _changed(config: RunConfig, changes: dict[str, Any], name: str) -> RunConfig
     return result
 
 
-# Choose the micro-batch of each phase where train.micro_batch is 0, as functions of settings and integers.
+# The micro-batch of each phase, where train.micro_batch is 0.
 #
 # The largest that fits would be wrong twice: one of 300 examples cuts a share of 8,192 into 27 full passes and a rest,
 # and half of one is empty where the share is small. So it also divides what a rank has of each global batch. How many
-# examples fit is counted elsewhere: memory.py for a GPU; here for a CPU, which needs no torch.
+# examples fit on a GPU is counted in pretrain/preflight/memory.py, and on a CPU here.
 
 
 CPU_TOKENS = 4096

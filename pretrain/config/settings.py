@@ -1,6 +1,8 @@
 """Define RunConfig: every setting of a run, typed and documented here; recipes and the command line fill it in.
 
-launch/recipe.py reads them, pretrain/preflight/validate.py lists what is wrong with them.
+launch/recipe.py reads them, pretrain/preflight/validate.py lists what is wrong with them. The groups `data` and
+`vocabulary` are defined in data_pipeline/settings.py, `encoder` and `objective.electra` in
+pretrain/config/encoder.py.
 """
 
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -8,8 +10,6 @@ from typing import Any
 
 from data_pipeline.settings import DataSettings, VocabularySettings
 from pretrain.config.encoder import ElectraSettings, EncoderSettings
-
-# Define the settings of the optimizer and of the learning rate's schedule.
 
 
 @dataclass

@@ -1,10 +1,11 @@
-"""Load YAML, and refuse what settings from outside must not hold before OmegaConf sees it.
+"""Load YAML, refuse what settings from outside must not hold, and merge the rest into the schema of all settings.
 
 The parsers recurse in C, where 60,000 open brackets crash the process, and nested aliases double the data at each
 level: parser events reveal the shape before any object is built. OmegaConf resolves `${oc.env:KEY}`, which would put
 secrets of the environment into requests, checkpoints and reports, and takes exponential time for nested ones:
-`refuse_odd` refuses every `${`, wherever keys and values come from. It also refuses what raises errors of many kinds
-in the code that uses it, or reaches a terminal: integers beyond 64 bits, texts with a NUL or an escape character.
+`refuse_odd` refuses every `${`, wherever keys and values come from, before OmegaConf sees it. It also refuses what
+raises errors of many kinds in the code that uses it, or reaches a terminal: integers beyond 64 bits, texts with a NUL
+or an escape character.
 """
 
 import io
@@ -123,7 +124,7 @@ def _check_events(events: Iterable[yaml.Event], where: object) -> None:
         open_ones.append((outer, so_far + size))
 
 
-# Give the typed schema of all settings, and merge recipes, overrides and run folders into it.
+# The typed schema of all settings, into which recipes, overrides and the settings of run folders are merged.
 
 
 def schema() -> DictConfig:
