@@ -1,12 +1,15 @@
-"""Attend over packed examples on a CPU, forward and backward.
+"""Attend within each example of a packed micro-batch, with the backend that suits device, dtype and dropout.
 
-Plain matrix products over dense tiles, in place where possible: at BERT's lengths faster on a CPU than torch's
-fused kernel, and much faster with dropout, which that kernel lacks. One operator handles all tiles of a
-micro-batch, so that torch.compile sees one node of static shape for any lengths: probabilities are in one buffer
-sized for the maximum number of scores.
+    varlen   torch.nn.attention.varlen: CUDA, half precision, Ampere or newer, no dropout, all or a window seen
+    flash    torch's lower-level flash kernel, with dropout, a causal mask and a window: same devices
+    tiles    dense tiles of near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout, any visibility
 
-Shape legend: T packed tokens, N heads, D size of a head, P rows of all tiles, E examples or blocks of a tile,
-S queries and K keys of each.
+Both kernels count a window as keys (left, right) of the query, which they always include: (w, w), or (w, 0) where it
+is causal. varlen_attn of torch 2.12 has no flag for that: a causal mask would be its window (-1, 0). A window costs
+length times window in each backend: tiles are then blocks of queries with the keys in reach.
+
+Shape legend: T packed tokens, N heads, M heads of keys and values, D size of a head, P rows of all tiles, E examples
+or blocks of a tile, S queries and K keys of each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,6 +34,11 @@ from pretrain.model.attention_tiles import (
     to_tiles,
 )
 from pretrain.model.ops import dropped, fill_keep_mask, operator, survivors_scale
+
+# Tiles on a CPU, forward and backward: plain matrix products, in place where possible. At BERT's lengths they are
+# faster on a CPU than torch's fused kernel, and much faster with dropout, which that kernel lacks. One operator
+# handles all tiles of a micro-batch, so that torch.compile sees one node of static shape for any lengths:
+# probabilities are in one buffer sized for the maximum number of scores.
 
 _CPU = torch.device("cpu")
 
@@ -203,20 +211,7 @@ def _backward(ctx: Any, grad_TND: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("maskmill::cpu_attention", _backward, setup_context=_save)
 
 
-# Attend within each example of a packed micro-batch, with any backend.
-#
-# Backends, chosen by device, dtype and dropout:
-#
-#     varlen   torch.nn.attention.varlen: CUDA, half precision, Ampere or newer, no dropout, all or a window seen
-#     flash    torch's lower-level flash kernel, with dropout, a causal mask and a window: same devices
-#     tiles    dense tiles of near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout, any visibility
-#
-# Both kernels count a window as keys (left, right) of the query, which they always include: (w, w), or (w, 0) where it
-# is causal. varlen_attn of torch 2.12 has no flag for that: a causal mask would be its window (-1, 0).
-#
-# A window costs length times window in each of them: tiles are then blocks of queries with the keys in reach.
-#
-# Shape legend: T packed tokens, N heads, M heads of keys and values, D size of a head.
+# The choice of a backend, and `attend` with any of them.
 
 
 BACKENDS = ("varlen", "flash", "tiles")

@@ -1,14 +1,14 @@
-"""Plan the dense tiles of a micro-batch: which rows of the packed run are in which tile.
+"""Describe which tokens see which, plan the dense tiles of a micro-batch, and attend within these tiles.
 
-The examples of a micro-batch are sorted by length and cut into tiles; each is a dense (examples, heads, length,
-size) block, padded to its longest example. The plan depends on the lengths alone, so it is made once per
-micro-batch and used in every layer, forward and backward.
+The examples of a micro-batch are sorted by length and cut into tiles; each is a dense (examples, heads, length, size)
+block, padded to its longest example. The plan depends on the lengths alone, so it is made once per micro-batch and
+used in every layer, forward and backward.
 
 Where tokens see a window, long examples are cut into blocks of queries with the keys around them, which are in up to
 three blocks.
 
-Shape legend: T packed tokens, N heads, P rows of all tiles (sum of E*N*S), E examples or blocks of a tile, S queries
-and K keys of each.
+Shape legend: T packed tokens, N heads, D size of a head, P rows of all tiles (sum of E*N*S), E examples or blocks of
+a tile, S queries and K keys of each.
 """
 
 import math
@@ -25,8 +25,6 @@ from torch.nn import functional as F
 
 from data_pipeline.io.npy import offsets_of
 
-# Copy arrays that are made for one micro-batch to its device.
-
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Return the array as a tensor on `device`; on a CPU it shares the array's memory.
@@ -39,12 +37,9 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-# Describe which tokens attend to which within an example.
-#
-# Every backend of attention takes this one description: the whole example (BERT), the past (left-to-right models), a
-# window (local layers of ModernBERT), or an order of its own for each example (the factorization orders of XLNet).
-#
-# Shape legend: T packed tokens, E examples or blocks, S queries and K keys of a tile.
+# Which tokens see which. Every backend of attention takes this one description: the whole example (BERT), the past
+# (left-to-right models), a window (local layers of ModernBERT), or an order of its own for each example (the
+# factorization orders of XLNet).
 
 
 class Visibility(NamedTuple):
@@ -102,6 +97,8 @@ def visible(visibility: Visibility, queries: Places, keys: Places) -> Tensor:
         seen &= key_ranks_EK[:, None, None, :] <= query_ranks_ES[:, None, :, None]
     return seen
 
+
+# The plan: which rows of the packed run are in which tile.
 
 # Cost of one more tile, in attention scores: about 30 kernel launches against one exponential and
 # four multiply-adds per score. A GPU computes scores a thousand times faster but launches kernels no faster.
@@ -296,14 +293,9 @@ def _cut(ascending: NDArray[np.int64], overhead: float) -> list[tuple[int, int]]
     return runs[::-1]
 
 
-# Attend densely over tiles of examples of near-equal lengths.
-#
-# All moves between the packed and the tiled layout are gathers of whole rows in both directions: the padding's
-# gradient is zero, so no scatter-add is needed. Only the gradients of keys that several blocks of a window have are
-# sums.
-#
-# Shape legend: T packed tokens, N heads, D size of a head, P rows of all tiles (sum of E*N*S), E examples or blocks of
-# a tile, S queries and K keys of each.
+# Attention within the tiles. All moves between the packed and the tiled layout are gathers of whole rows in both
+# directions: the padding's gradient is zero, so no scatter-add is needed. Only the gradients of keys that several
+# blocks of a window have are sums.
 
 
 def tile_attention(

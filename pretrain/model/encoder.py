@@ -1,6 +1,7 @@
-"""Encode a MicroBatch of packed tokens: one hidden state per token.
+"""Encode packed tokens into one hidden state each, with products in FP8 where asked for, and count the operations.
 
-Shape legend: T packed tokens, P rows that are asked for, E embedding size, H hidden size.
+Shape legend: T packed tokens, P rows that are asked for, E embedding size, H hidden size, N heads, M heads of keys
+and values, D size of a head (N * D = H); in the products in FP8 K inputs and N outputs of a layer.
 """
 
 from collections.abc import Callable
@@ -21,9 +22,7 @@ from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import bare, bare_embedding, bare_norm, bare_residual, padded
 from pretrain.model.ops import Dropout
 
-# Embed token ids, segment ids and positions: the first hidden states, or rotations for queries and keys.
-#
-# Shape legend: T packed tokens, E embedding size, N heads, D size of a head.
+# Embeddings of token ids, segment ids and positions: the first hidden states, or rotations for queries and keys.
 
 
 class Embeddings(nn.Module):
@@ -138,11 +137,11 @@ def rotated(x_TND: Tensor, by: Rotation) -> Tensor:
     return (x * by.cos_T1D + torch.cat((-second, first), dim=-1) * by.sin_T1D).to(x_TND.dtype)
 
 
-# Count the floating-point operations of a forward and backward pass: those of the model, on real tokens.
+# The floating-point operations of a forward and backward pass: those of the model, on real tokens.
 #
 # A matrix product costs 6 operations per weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1).
-# Attention costs 12 h per pair of query and key that see each other (Narayanan et al. 2021). No recomputation, no
-# padding. A weight that several layers share is counted in each of them.
+# Attention costs 12 h per pair of query and key that see each other, h being the hidden size (Narayanan et al. 2021).
+# No recomputation, no padding. A weight that several layers share is counted in each of them.
 
 
 def encoder_flops(
@@ -184,10 +183,7 @@ def seen_pairs(visibility: Visibility, tokens: int, squares: int) -> int:
     return (pairs + tokens) // 2 if visibility.causal or visibility.ranked else pairs
 
 
-# Define one encoder layer, from hidden states to hidden states.
-#
-# Shape legend: T packed tokens, P rows that are asked for, H hidden size, N heads, M heads of keys and values, D size
-# of a head (N * D = H).
+# One encoder layer, from hidden states to hidden states.
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -256,9 +252,9 @@ class Layer(nn.Module):
     """Post-norm: x = norm(x + drop(attention(x))); x = norm(x + drop(feed_forward(x))).
     Pre-norm: x = x + drop(attention(norm(x))); x = x + drop(feed_forward(norm(x))); `first`: without the first norm.
 
-    `attention` and `feed_forward` are layers whose half, with its norm, this one uses too (config/layer_sharing.py
-    says which share). It stays their submodule alone: the parameters have one name, and ZeRO-3, which hooks a module
-    once for each parent, hooks it once."""
+    `attention` and `feed_forward` are layers whose half, with its norm, this one uses too (`owner_of` says which
+    share). It stays their submodule alone: the parameters have one name, and ZeRO-3, which hooks a module once for each
+    parent, hooks it once."""
 
     attention: SelfAttention
     attention_norm: nn.Module
@@ -317,6 +313,9 @@ def _of_rows(x_TH: Tensor, rows_P: Tensor | None) -> Tensor:
     return x_TH if rows_P is None else x_TH.index_select(0, rows_P)
 
 
+# The whole encoder, and the checks of its settings.
+
+
 class Encoder(nn.Module):
     """BERT's encoder (Devlin et al. 2019) over packed tokens: no padding, no ranks, any device and dtype. Its settings
     make of it what came later: norms before the halves of a layer, RoPE, gates, local layers (Warner et al. 2024,
@@ -326,7 +325,7 @@ class Encoder(nn.Module):
     `activation_checkpointing` each layer keeps only its input and is recomputed in the backward pass, with the same
     dropout. `embeddings` are those of another encoder, which this one shares: they are that one's submodule, not
     this one's, since ZeRO-3 hooks a module once for each parent. With `settings.sharing` layers use parameters of
-    earlier ones (config/layer_sharing.py). Raises UserError if a setting is out of range."""
+    earlier ones (`owner_of`). Raises UserError if a setting is out of range."""
 
     def __init__(
         self,
@@ -440,14 +439,12 @@ def check_settings(settings: EncoderSettings) -> None:
             )
 
 
-# Multiply by weights in FP8 on GPUs that can, with sums and results as before.
+# Products with weights in FP8, on GPUs that can, with sums and results as before: `train.precision=fp8`.
 #
 # After Micikevicius et al. 2022, "FP8 formats for deep learning" (arXiv 2209.05433), sections 3 and 4: values and
 # weights in E4M3, gradients in E5M2, each tensor with a scale of its own, here from its own largest magnitude and not
 # from those of steps before (Transformer Engine's "current scaling"). Weights, their gradients and all that is no
-# product stay as they are. `train.precision=fp8` uses it.
-#
-# Shape legend: T packed tokens, K inputs and N outputs of a layer.
+# product stay as they are.
 
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2

@@ -1,8 +1,12 @@
-"""Apply dropout from 16 random bits per element.
+"""Apply dropout from 16 random bits per element, and make functions operators that torch.compile leaves whole.
 
 On a CPU torch draws one Bernoulli variable per element, serially: 90% of the cost of its dropout. Here 16 bits of a
 64-bit word decide, so the rate is rounded to a multiple of 2**-16. Survivors are scaled by the rounded rate, which
 keeps the expectation exact.
+
+Operators are made as torch.library.custom_op makes them, but without the wrapper that it puts around a function: the
+wrapper imports torch.compile at the first call, whether anything is compiled or not, which takes more than a second
+on each rank.
 
 Shape suffixes: none, every function takes any shape.
 """
@@ -15,12 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-# Make functions operators of torch, which torch.compile leaves whole.
-#
-# As torch.library.custom_op does, but for the wrapper that it puts around a function, which imports torch.compile at
-# the first call, whether anything is compiled or not: more than a second on each rank.
-
 
 NAMESPACE = "maskmill"
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., object])

@@ -1,7 +1,11 @@
-"""Compute the divergence of a vocabulary projection from a teacher's, in slices of rows. `reference` states the same
-plainly.
+"""Compute losses of a vocabulary projection, and sample words from it, with only a few rows of logits at a time.
 
-Shape legend: R rows, H hidden size, K the teacher's, V words with padding, W words without, C rows of a chunk.
+At 30,522 words the logits are the largest tensor of a step. Here only a chunk of rows exists at a time: a loss turns
+the chunk into its own gradient, from which its share of all three gradients is computed, and the memory is reused.
+The backward pass only scales.
+
+Shape legend: R projected rows, H hidden size, E embedding size, K the teacher's hidden size, V words with padding, W
+words without, C rows of a chunk, G rows of a group of chunks.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +19,10 @@ from torch.nn import functional as F
 
 from pretrain.model.ops import operator
 
-# Sample words from a vocabulary projection, with noise that depends on nothing but a key of each row.
-#
-# The word of a row is argmax(logits + Gumbel noise): a draw from the softmax of its logits. The noise of a word in a
-# row is a hash of the row's key, so that a token draws the same word in any cut of the global batch, at every world
-# size, after a resume and on any device. (Sums round differently in another cut: that moves a draw where two words are
-# as good as tied.)
-#
-# Shape legend: R rows, E embedding size, V words with padding, C rows of a chunk.
+# Sampling: the word of a row is argmax(logits + Gumbel noise), a draw from the softmax of its logits. The noise of a
+# word in a row is a hash of the row's key and depends on nothing else, so that a token draws the same word in any cut
+# of the global batch, at every world size, after a resume and on any device. (Sums round differently in another cut:
+# that moves a draw where two words are as good as tied.)
 
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
@@ -92,13 +92,7 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
     return (x >> bits).bitwise_and_((1 << (8 * x.element_size() - bits)) - 1)
 
 
-# Project rows to the vocabulary in chunks, and compute a loss and its gradients per chunk.
-#
-# At 30,522 words the logits are the largest tensor of a step. Here only a chunk of rows exists at a time: a loss turns
-# the chunk into its own gradient, from which its share of all three gradients is computed, and the memory is reused.
-# The backward pass only scales.
-#
-# Shape legend: R projected rows, H hidden size, V words with padding, C rows of a chunk, G rows of a group of chunks.
+# The projection in chunks, which both losses use: each computes its loss and its gradients per chunk.
 
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
@@ -240,9 +234,7 @@ def scale_gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...
     return *scaled, *[None] * ctx.others
 
 
-# Compute the cross-entropy of a vocabulary projection, in slices of rows. `reference` states the same in four lines.
-#
-# Shape legend: R masked rows, H hidden size, V words with padding, C rows of a chunk.
+# The cross-entropy of each row's word; `reference_cross_entropy` states it in four lines.
 
 
 class CrossEntropy(NamedTuple):
@@ -358,6 +350,9 @@ def _softmax(
             gradients.bias_V.add_(softmax_CV.T @ counted_C.to(dtype))
         if softmax_CV.data_ptr() != rows_CV.data_ptr():
             rows_CV.copy_(softmax_CV)
+
+
+# The divergence from a teacher's projection; `reference_soft_targets` states it plainly.
 
 
 class Targets(NamedTuple):

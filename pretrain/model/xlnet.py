@@ -1,12 +1,15 @@
-"""Plan the attention of two streams over a packed micro-batch: tiles, what is seen in them, what is remembered.
+"""Encode packed tokens in two streams, as XLNet does: what a token is, and what its place predicts without it.
+
+(Yang et al. 2019, XLNet, sections 2.3 to 2.5; zihangdai/xlnet, modeling.py.)
 
 An example is [CLS] first in the shards and [CLS] last in XLNet (zihangdai/xlnet, data_utils.py): its tiles list its
-first row last, and nothing is moved in the packed run. The memory comes before the example. With `backwards` it is of
-the text after the example: such an example's tiles list all its rows from the last to the first, so that the memory
-still comes before them, and its distances have the other sign.
+first row last, and nothing is moved in the packed run. The memory comes before the example. With `backwards_E` it may
+be of the text after the example: such an example's tiles list all its rows from the last to the first, so that the
+memory still comes before them, and its distances have the other sign.
 
-Shape legend: T packed tokens, R target rows, E examples, S length of a tile, M length of the memory, K keys (M + S),
-H hidden size.
+Shape legend: T packed tokens, R target rows, P rows that ask (those of one stream or of both), X rows of the run and
+of the memory, E examples, S length of a tile, M length of the memory, K keys (M + S), W directions, L distances, N
+heads, D size of a head, H hidden size (N * D).
 """
 
 from dataclasses import dataclass
@@ -28,6 +31,8 @@ from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import check_settings
 from pretrain.model.initialize import bare, bare_embedding, padded
 from pretrain.model.ops import Dropout
+
+# The plan of one forward pass: the tiles of both streams, what is seen in them, and what is remembered.
 
 
 class StreamTile(NamedTuple):
@@ -153,7 +158,7 @@ def _kept(batch: MicroBatch, memory_length: int, backwards_E: Tensor | None) -> 
     return torch.where(position_EM < 0, past_EM, row_EM)
 
 
-# Attend with relative positions and relative segments, from two streams of queries to one of keys.
+# Attention with relative positions and relative segments, from two streams of queries to one of keys.
 #
 # The score of a query and a key is (q + u) k' + (q + v) r' + (q + w) s', over the root of a head's size: r is the
 # projected sinusoid of their distance (Dai et al. 2019, Transformer-XL, section 3.3), s one of two vectors, for the
@@ -162,10 +167,6 @@ def _kept(batch: MicroBatch, memory_length: int, backwards_E: Tensor | None) -> 
 # The terms of position and segment are added to torch's attention as a bias. So a pair of query and key takes three
 # products where BERT's takes two, and each layer keeps an (E, N, S, K) bias of every tile for the backward pass, in
 # either stream; the query stream's is computed for all tokens, of which a sixth are targets.
-#
-# Shape legend: T packed tokens, R target rows, P rows that ask (those of one stream or of both), E examples, S length
-# of a tile, M length of the memory, K keys (M + S), W directions, L distances, N heads, D size of a head, H hidden
-# size (N * D).
 
 
 SLOWEST = 10_000
@@ -287,12 +288,7 @@ def _tiled(x_XND: Tensor, rows_ES: Tensor) -> Tensor:
     return x_XND.index_select(0, rows_ES.flatten()).unflatten(0, rows_ES.shape).transpose(1, 2)
 
 
-# Encode packed tokens in two streams: what a token is, and what its place predicts without it.
-#
-# (Yang et al. 2019, XLNet, sections 2.3 to 2.5; zihangdai/xlnet, modeling.py.)
-#
-# Shape legend: T packed tokens, R target rows, E examples, M length of the memory, W directions, L distances, H hidden
-# size.
+# The encoder: embeddings, layers and memory of both streams.
 
 
 class Streams(NamedTuple):
