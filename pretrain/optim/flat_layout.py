@@ -1,6 +1,7 @@
 """Describe how named parameters are placed in a flat tensor, and compute accurate squared norms of the pieces.
 
-Also defines the types shared by optimizer, kernels, partition map and checkpoints, without importing any of them.
+Also defines the types shared by optimizer, kernels, partition map and checkpoints, without importing any of them, and
+`Uncompiled`, the base class of all optimizers.
 """
 
 from collections.abc import Callable
@@ -139,14 +140,12 @@ def squared_norm(values: Tensor) -> Tensor:
     return total
 
 
-# Keep torch's optimizers from importing torch.compile, which takes more than a second on each rank.
-#
-# torch wraps methods of its optimizers so that code compiled around them leaves them out, and the wrappers import the
-# compiler at their first call, whether anything is compiled or not. A run compiles its model and never its optimizer.
-
-
 class Uncompiled(Optimizer):
-    """An optimizer without those wrappers around what a run calls."""
+    """An optimizer without torch's wrappers around what a run calls.
+
+    torch wraps methods of its optimizers so that code compiled around them leaves them out, and the wrappers import the
+    compiler at their first call, whether anything is compiled or not: more than a second on each rank. A run compiles
+    its model and never its optimizer."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
     zero_grad = unwrap(Optimizer.zero_grad)

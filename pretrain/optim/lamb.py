@@ -1,18 +1,15 @@
-"""Update flat tensors with LAMB, with one trust ratio per parameter in them.
+"""Update flat tensors with LAMB or StableAdamW: by Adam's direction times one factor per parameter in them.
 
-You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes". Weight decay is inside the
-update. Three variants are in use (`optim.variant`):
+The factor is LAMB's trust ratio, or StableAdamW's clipping by RMS. Under ZeRO a rank holds flat slices of many
+parameters. Goal: the update of a single process that sees whole tensors, on every rank, exact at every stage. Phases
+of `FlatOptimizer.step`:
 
-| variant | bias correction | biases and LayerNorm                | code                       |
-|---------|-----------------|-------------------------------------|----------------------------|
-| nvidia  | yes             | no decay, trust ratio 1             | apex, DeepLearningExamples |
-| google  | no              | no decay, trust ratio 1             | google-research/albert     |
-| paper   | yes             | decay and trust ratio as all others | Algorithm 2                |
+    1. one pass over each flat tensor: moments, the update u written over the gradient, and two sums per segment (see
+       `Sums`); padding is in no segment and is unchanged;
+    2. one small float64 all-reduce adds the sums per parameter over ranks; a subclass turns them into factors;
+    3. one pass: w <- w - lr * factor * u, where u includes the weight decay.
 
-A trust ratio is 1 if either norm is 0. The engine clips by the global gradient norm before the moments; NVIDIA's
-kernel does the same inside the optimizer.
-
-Exact under ZeRO at every stage, see flat_optimizer.py.
+The two passes are here in plain torch, and in lamb_triton.py as kernels for CUDA.
 """
 
 import importlib.util
@@ -36,16 +33,15 @@ from pretrain.optim.flat_layout import (
     whole,
 )
 
-# Compute the two passes of LAMB and StableAdamW over a flat tensor in plain torch.
+# The two passes over a flat tensor, in plain torch:
 #
 #     sums = passes.update(...)       moments; the update u in the gradient's place; two sums by parameter (see Sums)
 #     passes.apply(...)               w <- w - lr * ratio * u, once the ratios are known
 #
-# Torch reads and writes memory for each operation; lamb_triton.py has the same two passes as kernels that touch each
-# element once per pass. `choose` selects between them. In both, padding (elements in no segment of the layout) is
-# excluded from the norms, and its zero weights and moments stay zero for any gradient. Both sum squares in fp32 over
-# at most a few thousand elements, then in float64, so that norms are accurate to about 1e-7 for any tensor length and
-# any sharding.
+# Torch reads and writes memory for each operation; the kernels of lamb_triton.py touch each element once per pass.
+# `choose` selects between them. In both, padding (elements in no segment of the layout) is excluded from the norms,
+# and its zero weights and moments stay zero for any gradient. Both sum squares in fp32 over at most a few thousand
+# elements, then in float64, so that norms are accurate to about 1e-7 for any tensor length and any sharding.
 
 
 def coefficients(group: dict[str, Any], updates: int, bias_correction: bool) -> Coefficients:
@@ -166,15 +162,7 @@ def _by_parameter(layout: Layout, device: torch.device, of_piece: Callable[[slic
     return torch.stack(columns, dim=1) if columns else nothing.new_zeros(2, 0)
 
 
-# Update plain or flat tensors by Adam's direction times one factor per parameter.
-#
-# What LAMB (trust ratios) and StableAdamW (clipping by RMS) share. Under ZeRO a rank holds flat slices of many
-# parameters. Goal: the update of a single process that sees whole tensors, on every rank. Phases of `step`:
-#     1. one pass over each flat tensor: moments, the update u written over the gradient, and two sums per segment (see
-#        `Sums`); padding is in no segment and is unchanged;
-#     2. one small float64 all-reduce adds the sums per parameter over ranks; a subclass turns them into factors;
-#     3. one pass: w <- w - lr * factor * u, where u includes the weight decay.
-# The passes are in lamb_triton.py (CUDA) and lamb_torch.py (elsewhere).
+# What LAMB, StableAdamW and Muon share: layouts, and the phases of a step.
 
 
 Group = dict[str, Any]
@@ -280,7 +268,20 @@ class FlatOptimizer(Uncompiled):
 
 
 class Lamb(FlatOptimizer):
-    """LAMB over plain tensors, or over the flat tensors of a sharding engine after `use_layouts`."""
+    """LAMB over plain tensors, or over the flat tensors of a sharding engine after `use_layouts`.
+
+    You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes". Weight decay is inside
+    the update. Three variants are in use (`optim.variant`):
+
+    | variant | bias correction | biases and LayerNorm                | code                       |
+    |---------|-----------------|-------------------------------------|----------------------------|
+    | nvidia  | yes             | no decay, trust ratio 1             | apex, DeepLearningExamples |
+    | google  | no              | no decay, trust ratio 1             | google-research/albert     |
+    | paper   | yes             | decay and trust ratio as all others | Algorithm 2                |
+
+    A trust ratio is 1 if either norm is 0. The engine clips by the global gradient norm before the moments; NVIDIA's
+    kernel does the same inside the optimizer.
+    """
 
     def __init__(
         self,
@@ -323,21 +324,20 @@ class Lamb(FlatOptimizer):
         return torch.cat([ratios for _, ratios in self._latest.values()]).mean() if self._latest else None
 
 
-# Update flat tensors with StableAdamW: AdamW whose rate is lowered where the second moment lags behind the gradient.
-#
-# Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-language models" (arXiv 2304.13013),
-# Algorithm 2. For each parameter tensor, with v after this step's update and both moments bias-corrected:
-#
-#     RMS = sqrt(mean(g^2 / max(v, eps^2)))
-#     rate = lr / max(1, RMS)
-#     w <- w - rate * (m / (sqrt(v) + eps) + weight_decay * w)
-#
-# As in the paper every tensor is treated, biases included, and the decay is lowered with the rate. The paper corrects
-# the bias by betas that grow from 0; the corrected moments are the same.
-
-
 class StableAdamW(FlatOptimizer):
-    """StableAdamW over plain tensors, or over the flat tensors of a sharding engine after `use_layouts`."""
+    """StableAdamW over plain tensors, or over the flat tensors of a sharding engine after `use_layouts`: AdamW whose
+    rate is lowered where the second moment lags behind the gradient.
+
+    Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-language models" (arXiv 2304.13013),
+    Algorithm 2. For each parameter tensor, with v after this step's update and both moments bias-corrected:
+
+        RMS = sqrt(mean(g^2 / max(v, eps^2)))
+        rate = lr / max(1, RMS)
+        w <- w - rate * (m / (sqrt(v) + eps) + weight_decay * w)
+
+    As in the paper every tensor is treated, biases included, and the decay is lowered with the rate. The paper corrects
+    the bias by betas that grow from 0; the corrected moments are the same.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Compute the two passes of LAMB and StableAdamW as Triton kernels. The only import of triton.
 
-Same arguments and results as lamb_torch.py.
+Same arguments and results as the passes in plain torch, `update` and `apply` of lamb.py.
 
 A flat tensor is cut into chunks at each multiple of BLOCK elements and at segment borders. Each chunk belongs to
 one parameter; its row of the chunk table gives its elements, and one program processes it. So a segment may start

@@ -11,7 +11,7 @@ The factor is sqrt(max(1, A / B)) (`original`), or 0.2 * sqrt(max(A, B)) (`match
 large as AdamW's are (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.2).
 
 Momentum is elementwise and needs no other rank. A matrix cut over ranks is orthogonalised whole, by one rank
-(matrix_exchange.py), so that the result does not depend on the cut.
+(`Exchange`), so that the result does not depend on the cut.
 """
 
 import math
@@ -24,18 +24,7 @@ from torch import Tensor
 from pretrain.optim.flat_layout import Collectives, Layout
 from pretrain.optim.lamb import FlatOptimizer, Group
 
-# Bring matrices that are cut over ranks whole to one rank each, and hand the results back.
-#
-# Goal: each matrix is processed once, whole, by one rank, and every rank that holds a part of it gets its part of the
-# result, bit for bit. Phases of `Exchange.run`:
-#     1. each matrix has an owner: the least busy of the ranks that hold a part of it, the costliest matrix first.
-# Every
-#        rank computes the same owners from the layouts of all ranks;
-#     2. ranks send the parts that they hold to the owners, in one all-to-all; none where nothing is cut (at ZeRO stage
-#        0 every rank has all matrices, and at stages 1 and 2 most are on one rank whole);
-#     3. owners process their matrices;
-#     4. owners send the parts of the results to the ranks that hold them, in one all-to-all.
-# Padding is in no part and is unchanged.
+# The exchange: bring matrices that are cut over ranks whole to one rank each, and hand the results back.
 
 
 Shape = tuple[int, int]
@@ -98,7 +87,18 @@ def _with_owners(matrices: list[Matrix], work: list[int]) -> list[Matrix]:
 
 
 class Exchange:
-    """The exchanges of one set of tensors, prepared once."""
+    """The exchanges of one set of tensors, prepared once.
+
+    Goal: each matrix is processed once, whole, by one rank, and every rank that holds a part of it gets its part of the
+    result, bit for bit. Phases of `run`:
+        1. each matrix has an owner: the least busy of the ranks that hold a part of it, the costliest matrix first.
+           Every rank computes the same owners from the layouts of all ranks;
+        2. ranks send the parts that they hold to the owners, in one all-to-all; none where nothing is cut (at ZeRO
+           stage 0 every rank has all matrices, and at stages 1 and 2 most are on one rank whole);
+        3. owners process their matrices;
+        4. owners send the parts of the results to the ranks that hold them, in one all-to-all.
+    Padding is in no part and is unchanged.
+    """
 
     def __init__(self, matrices: Sequence[Matrix], collectives: Collectives) -> None:
         self._matrices, self._collectives = matrices, collectives
@@ -174,6 +174,8 @@ class Exchange:
 def _slice(matrix: Tensor, part: Part) -> Tensor:
     return matrix[part.offset : part.offset + part.length]
 
+
+# The orthogonalisation, and the optimizer.
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of Jordan's quintic: steep at 0, so that five iterations bring small singular values near 1, to 0.7 to 1.2."""
