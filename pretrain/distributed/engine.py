@@ -1,4 +1,4 @@
-"""Step a model under DeepSpeed ZeRO: the Engine of the training loop.
+"""Step a model under DeepSpeed ZeRO: the Engine of the training loop, and what its optimizer needs of the ranks.
 
 What DeepSpeed 0.19 puts around our optimizer, and how each cell is kept to fp32 masters, moments, accumulation and
 reduction. All cells that are not refused are tested (tests/multirank; fp16 with DeepSpeed's CPU check patched).
@@ -42,7 +42,7 @@ from pretrain.optim.lamb import FlatOptimizer, Lamb, check_kernels
 from pretrain.optim.muon import Muon
 from pretrain.optim.param_groups import build_optimizer, set_rate, trainable_parameters
 
-# Give an optimizer the layouts of its flat tensors and the collectives between ranks that it needs.
+# What an optimizer needs of the ranks: the layouts of its flat tensors, and collectives.
 
 
 def connect(optimizer: Optimizer, partition: PartitionMap, world: World) -> None:

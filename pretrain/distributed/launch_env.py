@@ -1,7 +1,7 @@
-"""Read a process's place among the ranks of a run from the environment that its launcher has set.
+"""Read a process's place among the ranks from its launcher's environment, and resolve train.precision for a device.
 
-Supports torchrun, the deepspeed launcher, Slurm's `srun`, or none (a single process). No other module reads these
-variables.
+Supports torchrun, the deepspeed launcher, Slurm's `srun`, or none (a single process). No other module works out a
+place from these variables. Torch is imported only by `dtype_of`, and where device files make a GPU possible.
 """
 
 import os
@@ -148,7 +148,7 @@ def _number(variables: Mapping[str, str], *names: str, default: int | None = Non
     return default
 
 
-# Resolve train.precision and look for GPUs; torch is imported only where device files make a GPU possible.
+# The precision of the weights, and whether there are GPUs.
 
 
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")

@@ -1,7 +1,35 @@
-"""Read and write the values of named pieces of DeepSpeed's flat tensors.
+"""Map DeepSpeed's flat tensors to named parameters, read and write them by name, and send weights between ranks.
 
-The map is used for sums over parameters (LAMB's norms) and for saving and loading by name. flat_tensors.py finds the
-pieces.
+The map is used for sums over parameters (LAMB's norms) and for saving and loading by name. `build_partition_map`
+makes it after DeepSpeed's `initialize`. Where the pieces are, by DeepSpeed's (0.19) wrapper around our optimizer;
+found by experiment, tested in tests/multirank:
+
+| stage, precision  | DeepSpeed's class             | flat tensors                       | parameters in order      |
+|-------------------|-------------------------------|------------------------------------|--------------------------|
+| 0 fp32            | none                          | the module's parameters            | themselves               |
+| 0 bf16            | FP16_UnfusedOptimizer         | fp32_groups[i][j]                  | fp16_groups[i][j]        |
+| 1 bf16            | BF16_Optimizer                | fp32_groups_flat_partition[i]      | bf16_groups[i]           |
+| 1 fp32, fp16; 2   | DeepSpeedZeroOptimizer        | single_partition_of_fp32_groups[i] | round_robin_bit16_groups |
+| 3                 | DeepSpeedZeroOptimizer_Stage3 | fp32_partitioned_groups_flat[k]    | fp16_groups[k]           |
+
+At stages 1 and 2 a rank holds the elements of a whole group from rank * flat.numel() on, padded with zeros. At stage
+3 it holds its share of each parameter of a sub-group, and the padding after a parameter is uninitialised memory until
+it is set to zero here. Wrappers are recognised by their attributes: nothing here imports DeepSpeed.
+
+Alignment, as read in DeepSpeed's source. At stages 1 and 2 it pads a group of G elements on W ranks to W slices of 2
+ceil(G / 2W) (`nccl_start_alignment_factor`, fixed in its constructors). Masters and moments are allocations of their
+own on every rank, and gradients are gathered into new tensors for the step, except one: at stage 1 in bf16 it is a
+view of the whole group's buffer, from byte 8 r ceil(G / 2W) on. Where that is a multiple of 8 and not of 16, Triton
+accesses it in words of 4 bytes. By that rule, for BERT-base (no GPU has run it):
+
+| group                | ranks       | elements of a slice             | its gradient begins at, modulo 16 bytes |
+|----------------------|-------------|---------------------------------|-----------------------------------------|
+| decay, 109,956,096   | 2, 4, 8, 64 | 54,978,048 ... 1,718,064        | 0 on all ranks                          |
+| no decay, 154,946    | 2, 4, 8, 64 | 77,474; 38,738; 19,370; 2,422   | 0 on even ranks, 8 on odd ones          |
+
+Longer slices would mend it, and would fit the checkpoints, which go by name. But they move the borders between ranks.
+The global gradient norm, and the norms of LAMB, are sums over slices: added in another order they differ in the last
+bit, and then so do the weights. The gain is in a seventh of a percent of the elements: the layout stays DeepSpeed's.
 """
 
 import math
@@ -158,38 +186,7 @@ def _fill(values: Tensor, found: Tensor | None) -> None:
         values.copy_(found)
 
 
-# Map the flat tensors of DeepSpeed's optimizer, after `initialize`, to named parameters.
-#
-# Where the pieces are, by DeepSpeed's (0.19) wrapper around our optimizer; found by experiment, tested in
-# tests/multirank:
-#
-# | stage, precision  | DeepSpeed's class             | flat tensors                       | parameters in order      |
-# |-------------------|-------------------------------|------------------------------------|--------------------------|
-# | 0 fp32            | none                          | the module's parameters            | themselves               |
-# | 0 bf16            | FP16_UnfusedOptimizer         | fp32_groups[i][j]                  | fp16_groups[i][j]        |
-# | 1 bf16            | BF16_Optimizer                | fp32_groups_flat_partition[i]      | bf16_groups[i]           |
-# | 1 fp32, fp16; 2   | DeepSpeedZeroOptimizer        | single_partition_of_fp32_groups[i] | round_robin_bit16_groups |
-# | 3                 | DeepSpeedZeroOptimizer_Stage3 | fp32_partitioned_groups_flat[k]    | fp16_groups[k]           |
-#
-# At stages 1 and 2 a rank holds the elements of a whole group from rank * flat.numel() on, padded with zeros. At stage
-# 3 it holds its share of each parameter of a sub-group, and the padding after a parameter is uninitialised memory
-# until it is set to zero here. Wrappers are recognised by their attributes: nothing here imports DeepSpeed.
-#
-# Alignment, as read in DeepSpeed's source. At stages 1 and 2 it pads a group of G elements on W ranks to W slices of 2
-# ceil(G / 2W) (`nccl_start_alignment_factor`, fixed in its constructors). Masters and moments are allocations of their
-# own on every rank, and gradients are gathered into new tensors for the step, except one: at stage 1 in bf16 it is a
-# view of the whole group's buffer, from byte 8 r ceil(G / 2W) on. Where that is a multiple of 8 and not of 16, Triton
-# accesses it in words of 4 bytes. By that rule, for BERT-base (no GPU has run it):
-#
-# | group                | ranks       | elements of a slice             | its gradient begins at, modulo 16 bytes |
-# |----------------------|-------------|---------------------------------|-----------------------------------------|
-# | decay, 109,956,096   | 2, 4, 8, 64 | 54,978,048 ... 1,718,064        | 0 on all ranks                          |
-# | no decay, 154,946    | 2, 4, 8, 64 | 77,474; 38,738; 19,370; 2,422   | 0 on even ranks, 8 on odd ones          |
-#
-# Longer slices would mend it, and would fit the checkpoints, which go by name. But they move the borders between
-# ranks. The global gradient norm, and the norms of LAMB, are sums over slices: added in another order they differ in
-# the last bit, and then so do the weights. The gain is in a seventh of a percent of the elements: the layout stays
-# DeepSpeed's.
+# How the map is built from DeepSpeed's wrapper, by the rows of the module's first table.
 
 
 def build_partition_map(
@@ -231,7 +228,7 @@ Found = tuple[list[Flat], Callable[[], None]]  # flat tensors, and what makes th
 
 
 def _flats(wrapper: Any, optimizer: Optimizer, names: Names, rank: int) -> Found:
-    """Select the row of the table above by the attributes of DeepSpeed's classes."""
+    """Select the row of the module's first table by the attributes of DeepSpeed's classes."""
     if wrapper is optimizer:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         return [Flat(p, whole(names[id(p)], p.numel())) for p in parameters], lambda: None
@@ -331,7 +328,7 @@ def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in module.named_buffers() if name in saved}
 
 
-# Send weights between ranks: whole and by name to the first one, and its own to all.
+# Weights between ranks: whole and by name to the first one, and its own to all.
 
 
 @torch.no_grad()

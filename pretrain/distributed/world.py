@@ -1,6 +1,6 @@
-"""Determine this process's rank and device from the launcher's environment, and connect the ranks.
+"""Determine this process's rank and device, connect the ranks, and make torch bitwise reproducible.
 
-Built once, by the entry point, and passed down.
+The World is built once, by the entry point, from the launcher's environment, and passed down.
 """
 
 import json
@@ -230,7 +230,7 @@ def _connect(world: World, timeout: timedelta) -> None:
         dist.init_process_group("gloo", **settings)
 
 
-# Make torch bitwise reproducible, and seed dropout by the position of each draw.
+# Reproducible arithmetic: CPU threads and deterministic kernels. Dropout is seeded in pretrain/training/feed.py.
 
 
 CUBLAS, CUBLAS_MEMORY = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
