@@ -1,1 +1,1 @@
-"""Define what a model learns: one file per objective, one line in registry.py."""
+"""Define what a model learns: a module for each kind of objective, and a line in registry.py for each objective."""

@@ -1,4 +1,7 @@
-"""Define what an objective is: made from a run's settings, it builds the model and counts what the model predicts."""
+"""Define what an objective is: made from a run's settings, it builds the model and counts what the model predicts.
+
+A loss is represented as sums and counts, not means, so that any split of the global batch gives the same loss.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from data_pipeline.loader.packing import StepShare
 
 
-# Represent a loss as sums and counts, not means, so that any split of the global batch gives the same loss.
+# The parts of a loss, and figures to report.
 
 
 MASKED_METRICS = ("mlm_accuracy", *(f"{kind}_{what}" for kind in KINDS for what in ("loss", "accuracy")))
@@ -106,6 +109,8 @@ def masked_metrics(predictions: MaskedPredictions) -> Iterable[tuple[str, Ratio]
         yield f"{kind}_accuracy", accuracy(of_kind)
 
 
+# Models and objectives.
+
 MODERN_FAMILIES = ("ModernBertForMaskedLM", "EuroBertForMaskedLM")
 """What models of masked words are exported as where their encoder is one of these."""
 
@@ -152,13 +157,14 @@ class Objective:
     headline: str
     """The main metric, shown first in status and report."""
     families: tuple[str, ...]
-    """Names in export/families/registry.py of what a model may be exported as. Those of one folder are alternatives, of
-    which the first that has a place for the encoder is taken; families of several folders go to a folder each."""
+    """Names in pretrain/huggingface/registry.py of what a model may be exported as. Those of one folder are
+    alternatives, of which the first that has a place for the encoder is taken; families of several folders go to a
+    folder each."""
     pairs: bool = False
     """Whether examples have two segments and a label."""
     memory: Mapping[str, tuple[int, ...]] = {}
     """What the model remembers of each stream from step to step: name -> shape of one stream's, float32. Empty:
-    nothing. The model then takes and returns {name: (examples, ...)} (training/stream_memory.py)."""
+    nothing. The model then takes and returns {name: (examples, ...)} (pretrain/training/stream_memory.py)."""
     words: tuple[str, ...] = ()
     """Kinds of predictions of words whose figures are compared with what word frequencies alone give: each has a
     figure `KIND_loss` and a baseline `KIND_unigram_loss`."""

@@ -1,4 +1,8 @@
-"""Train BERT: masked tokens and labels of pairs, each weighing 1 (Devlin et al. 2019, section 3.1, appendix A.2)."""
+"""Train BERT, ALBERT and ERNIE 1.0: masked tokens and labels of pairs, each weighing 1 (Devlin et al. 2019).
+
+The objectives `albert` and `ernie` have the loss of `bert`. They differ from it in pairs, masks and encoder, which
+settings and recipes state.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +61,10 @@ class MaskedTokensAndPairs(Model):
 
 
 class Bert(Objective):
-    """The objective `bert`. Its second term, and that term's figures, have the name of the pair task of
-    data.sequences: nsp or sop."""
+    """Train BERT: masked tokens and labels of pairs, each weighing 1 (Devlin et al. 2019, section 3.1, appendix A.2).
+
+    The objective `bert`. Its second term, and that term's figures, have the name of the pair task of data.sequences:
+    nsp or sop."""
 
     headline = "mask_loss"
     words = ("mask",)
@@ -85,37 +91,31 @@ class Bert(Objective):
         return {"mlm": share.masked, self.task.name: share.pairs}
 
 
-# Train ALBERT: masked tokens and the order of two segments, each weighing 1 (Lan et al. 2020, section 3).
-#
-# The loss is that of `bert` with the pair task of data.sequences=sentence_order; the paper also compares next-sentence
-# prediction (section 4.6). What makes an ALBERT is in the encoder's settings: narrow embeddings
-# (encoder.embedding_size) and parameters that layers share (encoder.sharing, encoder.groups). N-gram masks are
-# data.masking=ngram; the recipes have all of it.
-#
-# Where the published code (google-research/albert) and this differ: there a chunk of one sentence gets a random second
-# segment, here it is cut in two (data_pipeline/sequences/pairs.py); its n-grams may cross a [SEP], and its words are
-# separated at punctuation and digits as well as at spaces (data_pipeline/masking/phrases.py).
-
-
 class Albert(Bert):
-    """The objective `albert`."""
+    """Train ALBERT: masked tokens and the order of two segments, each weighing 1 (Lan et al. 2020, section 3).
+
+    The objective `albert`: the loss of `bert` with the pair task of data.sequences=sentence_order; the paper also
+    compares next-sentence prediction (section 4.6). What makes an ALBERT is in the encoder's settings: narrow
+    embeddings (encoder.embedding_size) and parameters that layers share (encoder.sharing, encoder.groups). N-gram masks
+    are data.masking=ngram; the recipes have all of it.
+
+    Where the published code (google-research/albert) and this differ: there a chunk of one sentence gets a random
+    second segment, here it is cut in two (data_pipeline/sequences/pairs.py); its n-grams may cross a [SEP], and its
+    words are separated at punctuation and digits as well as at spaces (data_pipeline/masking/phrases.py)."""
 
     families = ("AlbertForPreTraining",)
 
 
-# Train ERNIE 1.0: masked tokens, phrases and names, and labels of pairs (Sun et al. 2019, section 3).
-#
-# The loss is that of `bert`. Its stages, knowledge of ever larger units, are kinds of masks that follow one another in
-# one run (data.mask_stages with data.dynamic_masking): pairs and schedule continue, and no stage needs shards of its
-# own. What makes the encoder an ERNIE (relu, LayerNorm with 1e-5) is in the recipes.
-#
-# Where the published code (PaddlePaddle/ERNIE, 2019) and this differ: its labels of pairs are 1 for the true next
-# segment, here, as in BERT and in transformers' class, 0; it draws for each phrase whether it is masked, without a
-# limit (data_pipeline/masking/masker.py); its pairs join neighbours of a shuffled buffer. Its dialogue embeddings and
-# their task are left out.
-
-
 class Ernie(Bert):
-    """The objective `ernie`."""
+    """Train ERNIE 1.0: masked tokens, phrases and names, and labels of pairs (Sun et al. 2019, section 3).
+
+    The objective `ernie`: the loss of `bert`. Its stages, knowledge of ever larger units, are kinds of masks that
+    follow one another in one run (data.mask_stages with data.dynamic_masking): pairs and schedule continue, and no
+    stage needs shards of its own. What makes the encoder an ERNIE (relu, LayerNorm with 1e-5) is in the recipes.
+
+    Where the published code (PaddlePaddle/ERNIE, 2019) and this differ: its labels of pairs are 1 for the true next
+    segment, here, as in BERT and in transformers' class, 0; it draws for each phrase whether it is masked, without a
+    limit (data_pipeline/masking/masker.py); its pairs join neighbours of a shuffled buffer. Its dialogue embeddings and
+    their task are left out."""
 
     families = ("ErnieForPreTraining", *MODERN_FAMILIES)

@@ -1,4 +1,4 @@
-"""Train DistilBERT: a student of fewer layers that learns a teacher's predictions beside the masked words.
+"""Train DistilBERT and DistilRoBERTa: students of fewer layers that learn a teacher's predictions and masked words.
 
 Sanh et al. 2019 and its published code (huggingface/transformers, examples/distillation), which we follow where the
 paper says less: the loss is 5 times the divergence from the teacher's softened predictions, over all tokens of the
@@ -113,7 +113,9 @@ def promoted(x: Tensor) -> Tensor:
 
 
 class DistilBert(Mlm):
-    """The objective `distilbert`."""
+    """Train DistilBERT: a student of fewer layers that learns a teacher's predictions beside the masked words.
+
+    The objective `distilbert`."""
 
     terms = ("soft", "mlm", "cos")
     families: tuple[str, ...] = ("DistilBertForMaskedLM", "BertForMaskedLM", *MODERN_FAMILIES)
@@ -213,13 +215,12 @@ def first_weights(
     return weights
 
 
-# Train DistilRoBERTa: a student of a RoBERTa's, with DistilBERT's losses (Sanh et al. 2019, and its published code).
-#
-# Six layers learn from RoBERTa-base, over its byte-level BPE vocabulary, and are exported as a RoBERTa. That code can
-# freeze the position embeddings of such students; here they are always trained.
-
-
 class DistilRoberta(DistilBert):
-    """The objective `distilroberta`."""
+    """Train DistilRoBERTa: a student of a RoBERTa's, with DistilBERT's losses (Sanh et al. 2019, and its published
+    code).
+
+    The objective `distilroberta`. Six layers learn from RoBERTa-base, over its byte-level BPE vocabulary, and are
+    exported as a RoBERTa. The published code can freeze the position embeddings of such students; here they are always
+    trained."""
 
     families = ("RobertaForMaskedLM", *MODERN_FAMILIES)

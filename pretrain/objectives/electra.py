@@ -1,7 +1,10 @@
-"""Train ELECTRA: a small generator fills in masked tokens, and the discriminator tells for every token whether it was
-replaced (Clark et al. 2020; google-research/electra).
+"""Train ELECTRA: a generator fills in masked tokens, a discriminator tells which were replaced (Clark et al. 2020).
 
-Differences from Google's code, each on purpose:
+The generator is small; the discriminator judges every token. The objective `electra` trains both at once;
+`electra_two_stage` is the second of the paper's two stages, beside a generator that is finished. The paper's
+adversarial variant and those of all tokens are not here.
+
+Differences from Google's code (google-research/electra), each on purpose:
 - Positions are masked without replacement (data_pipeline/masking), where it draws them with replacement: there a
   position drawn twice counts twice in the generator's loss, and the mean of two sampled ids becomes the fake token.
 - Losses are divided by the counts of the whole global batch, where it takes the mean of each device's mean.
@@ -11,15 +14,12 @@ Differences from Google's code, each on purpose:
 DeBERTa-v3's gradient-disentangled embeddings (He et al. 2023, section 3.3) are a setting; there tables of words and
 positions are disentangled, here those of segments too, and both encoders have a norm of their own.
 
-Both are trained at once; the paper's two-stage variant is electra_two_stage.py. Its adversarial one and those of all
-tokens are not here.
-
 A sample is any word of the vocabulary, special ones too, until the generator has learnt that none of them is masked.
 
-Samples do not depend on how a batch is cut (model/projection/sampling.py), but for one limit: at another number of
-ranks, or with another micro-batch, sums round differently, and where two words are as good as tied another one may be
-drawn. From there on the weights differ by more than rounding: the discriminator has read another word. In float64, and
-in fp32 with the same samples, they are equal within rounding.
+Samples do not depend on how a batch is cut (`sample_words` in pretrain/model/vocabulary_losses.py), but for one
+limit: at another number of ranks, or with another micro-batch, sums round differently, and where two words are as
+good as tied another one may be drawn. From there on the weights differ by more than rounding: the discriminator has
+read another word. In float64, and in fp32 with the same samples, they are equal within rounding.
 
 Shape legend: T packed tokens, E examples, R masked rows, H hidden size, B bins.
 """
@@ -199,7 +199,10 @@ class ReplacedTokens(Model):
 
 
 class Electra(Objective):
-    """The objective `electra`. The discriminator is the encoder that encoder.* describes."""
+    """Train ELECTRA: a small generator fills in masked tokens, and the discriminator tells for every token whether it
+    was replaced (Clark et al. 2020; google-research/electra).
+
+    The objective `electra`. The discriminator is the encoder that encoder.* describes."""
 
     terms = ("mlm", "rtd")
     metrics = METRICS
@@ -243,16 +246,7 @@ class Electra(Objective):
         )
 
 
-# Train ELECTRA's discriminator in the second of two stages, beside a generator that is finished (Clark et al. 2020).
-#
-# Section 3.2 of the paper, "two-stage": a generator is trained alone on masked tokens; then a discriminator starts
-# from its weights and learns to detect the words that it puts in, while the generator stays as it is. The first stage
-# is any run that leaves a masked language model, such as `objective.name=mlm`; its exported folder is the setting
-# `generator`. A discriminator with fewer layers starts from evenly spaced ones of the generator's, as a distilled
-# student does; the paper's has as many.
-#
-# The generator is in evaluation mode: it draws its samples without dropout. It is no part of optimizer, ZeRO,
-# checkpoints and export, which has the discriminator alone.
+# The second of two stages.
 
 
 HEAD = "rtd_head."
@@ -291,7 +285,17 @@ class Discriminator(Model):
 
 
 class SecondStage(Objective):
-    """The objective `electra_two_stage`."""
+    """Train ELECTRA's discriminator in the second of two stages, beside a generator that is finished (Clark et al.
+    2020).
+
+    The objective `electra_two_stage`. Section 3.2 of the paper, "two-stage": a generator is trained alone on masked
+    tokens; then a discriminator starts from its weights and learns to detect the words that it puts in, while the
+    generator stays as it is. The first stage is any run that leaves a masked language model, such as
+    `objective.name=mlm`; its exported folder is the setting `generator`. A discriminator with fewer layers starts from
+    evenly spaced ones of the generator's, as a distilled student does; the paper's has as many.
+
+    The generator is in evaluation mode: it draws its samples without dropout. It is no part of optimizer, ZeRO,
+    checkpoints and export, which has the discriminator alone."""
 
     terms = ("rtd",)
     metrics = METRICS

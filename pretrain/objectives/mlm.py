@@ -1,4 +1,7 @@
-"""Train a masked language model without a pair task (Liu et al. 2019, RoBERTa)."""
+"""Train a masked language model without a pair task, also as RoBERTa and XLM-R (Liu et al. 2019, RoBERTa).
+
+The objectives are `mlm`, `roberta` and `xlmr`. All have the same loss.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +45,9 @@ class MaskedTokens(Model):
 
 
 class Mlm(Objective):
-    """The objective `mlm`."""
+    """Train a masked language model without a pair task (Liu et al. 2019, RoBERTa).
+
+    The objective `mlm`."""
 
     terms: tuple[str, ...] = ("mlm",)
     families: tuple[str, ...] = ("BertForMaskedLM", *MODERN_FAMILIES)
@@ -63,25 +68,23 @@ class Mlm(Objective):
         return {"mlm": share.masked}
 
 
-# Train RoBERTa and XLM-R: masked tokens of running text, without pairs and without segments.
-#
-# Liu et al. 2019 (RoBERTa, sections 3 and 4) and Conneau et al. 2020 (XLM-R, section 3). The loss is that of `mlm`.
-# What makes a RoBERTa is fixed in the registry (a byte-level BPE vocabulary, XLM-R: unigram; no segment table; the
-# exact GELU, which the head of transformers' class has) or stated in the recipes (full sentences, masks drawn at every
-# epoch).
-#
-# Where the published code and this differ: fairseq masks <s> and </s> too, rounds 0.15 n at random, and draws random
-# tokens from all entries but the first four. Here, as for every objective, special tokens stay, 0.15 n is rounded to
-# the nearest, and a random token is any entry.
-
-
 class Roberta(Mlm):
-    """The objective `roberta`."""
+    """Train RoBERTa: masked tokens of running text, without pairs and without segments.
+
+    The objective `roberta` (Liu et al. 2019, RoBERTa, sections 3 and 4). What makes a RoBERTa is fixed in the registry
+    (a byte-level BPE vocabulary, XLM-R: unigram; no segment table; the exact GELU, which the head of transformers'
+    class has) or stated in the recipes (full sentences, masks drawn at every epoch).
+
+    Where the published code and this differ: fairseq masks <s> and </s> too, rounds 0.15 n at random, and draws random
+    tokens from all entries but the first four. Here, as for every objective, special tokens stay, 0.15 n is rounded to
+    the nearest, and a random token is any entry."""
 
     families = ("RobertaForMaskedLM", *MODERN_FAMILIES)
 
 
 class XlmR(Mlm):
-    """The objective `xlmr`: RoBERTa's, with the tokenizer and the class of XLM-R."""
+    """Train XLM-R: masked tokens of running text, without pairs and without segments.
+
+    The objective `xlmr`: RoBERTa's, with the tokenizer and the class of XLM-R (Conneau et al. 2020, section 3)."""
 
     families = ("XLMRobertaForMaskedLM", *MODERN_FAMILIES)

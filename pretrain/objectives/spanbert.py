@@ -4,6 +4,11 @@ The paper's loss (section 3.2) sums both cross-entropies over the masked tokens;
 tokens of the global batch. The published code divides the second one by the tokens it predicts, plus one. As in it,
 spans at [CLS] or [SEP] are not predicted from their boundaries, nor is a token beyond the 15th of its span: they add 0.
 Where its masks differ from those drawn here: data_pipeline/masking/masker.py.
+
+The second cross-entropy is the span boundary objective: the words of masked spans are predicted from the spans' two
+outer neighbours (facebookresearch/SpanBERT, pretraining/fairseq/models/pair_bert.py).
+
+Shape legend: T packed tokens, R masked rows, H hidden size, S size of a place's vector, V words.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,11 +29,7 @@ if TYPE_CHECKING:
     from data_pipeline.loader.packing import StepShare
 
 
-# Predict the words of masked spans from the spans' two outer neighbours: the span boundary objective.
-#
-# (Joshi et al. 2020, SpanBERT, section 3.2; facebookresearch/SpanBERT, pretraining/fairseq/models/pair_bert.py.)
-#
-# Shape legend: T packed tokens, R masked rows, H hidden size, S size of a place's vector, V words.
+# The span boundary objective: the spans of a micro-batch, and the head that predicts their words.
 
 
 class SpanRows(NamedTuple):
@@ -107,6 +108,8 @@ class SpanBoundaryHead(nn.Module):
         x_RH = self.first_norm(self.activation(self.first(x_RH)))
         return self.second_norm(self.activation(self.second(x_RH)))
 
+
+# The objective, with its two heads.
 
 PLACES = 15
 """Tokens of a span that are predicted from its boundaries (max_pair_targets of the published command)."""
