@@ -1,7 +1,8 @@
-"""Read run-folder files that may be missing, torn or malformed.
+"""Append to and replace small files of a run folder, and read files that may be missing, torn or malformed.
 
-For observers of a run: it may be writing, or may have been killed while it wrote. Only the reader `read_json`
-raises.
+No reader sees half of what is written here. The readers are for observers of a run: it may be writing, or may have been
+killed while it wrote. Of the readers only `read_json` raises. Where another machine wrote the files, its clock may date
+them and a network folder may show them late; the functions for that are here as well.
 """
 
 import errno
@@ -18,11 +19,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import open_to_write, open_unlinked
 from pretrain.config.settings import RunSettings
 
-# Append lines and replace small files of a run folder so that no reader sees half of one.
-#
-# Without fsync, unlike data_pipeline/io/files.py: these writes happen every log step or more often. Losing them with
-# the machine is acceptable; blocking a step on the disk is not. All functions raise OSError if the folder is full or
-# gone, and UserError for a name that is a symbolic link.
+# Write without fsync, unlike data_pipeline/io/files.py: these writes happen every log step or more often. Losing them
+# with the machine is acceptable; blocking a step on the disk is not. `append` and `replace_file` raise OSError if the
+# folder is full or gone, and UserError for a name that is a symbolic link.
 
 
 def append(path: Path, lines: bytes) -> None:
@@ -55,9 +54,6 @@ def replace_file(path: Path, text: str) -> None:
         raise
 
 
-# Tell the time by the clock that dates the files of a folder, which need not be this machine's.
-
-
 def time_in(folder: Path) -> float:
     """Return what time it is by the clock that dates the files of `folder`, in seconds since 1970: the date of a file
     that is created there and removed. On a network folder that is its server's clock, however far this machine's is
@@ -74,9 +70,8 @@ def time_in(folder: Path) -> float:
             os.unlink(name)
 
 
-# Wait for files that a network folder shows late: another machine wrote them, and this one does not see them yet.
-#
-# NFS keeps what it knows of a folder for up to a minute (nfs(5), acdirmax).
+# Wait for files that another machine wrote and that this one does not see yet: NFS keeps what it knows of a folder for
+# up to a minute (nfs(5), acdirmax).
 
 
 POLL_SECONDS = 0.5
@@ -106,6 +101,10 @@ def wait_until_shown(
         time.sleep(min(POLL_SECONDS, seconds))
         lacks = not_shown()
     return lacks is None
+
+
+# Read what an observer of a run needs: a file or value that is missing or damaged comes back as empty, None or the
+# caller's fallback.
 
 
 LARGEST = 2.0**62

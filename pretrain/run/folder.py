@@ -1,10 +1,11 @@
-"""Read and write a run folder: its identity, its summary, and its files by name.
+"""Read and write a run folder: its identity, settings and summary, its attempts and events, and its heartbeat.
 
 RUN/config.yaml       resolved settings        RUN/metrics.jsonl     one line per log step
 RUN/run.json          identity, W&B run id     RUN/summary.json      status and newest figures
 RUN/checkpoints/      see checkpoint/store.py  RUN/logs/             output of ranks other than the first, stacks
 RUN/events.jsonl      one line per disturbance: skipped batches, rollbacks, damaged data, failed saves, hangs
 RUN/attempts.jsonl    one line per start, checkpoint and end of the run's attempts
+RUN/.heartbeat.json   the first rank's step, activity and process
 
 run.json and summary.json are sealed: their `sha256` is that of their other fields. What decides something by them
 (train, export, inspect, sync) refuses a changed one. What only shows a run (status, report) says so and goes on: a run
@@ -43,11 +44,9 @@ from pretrain.run.files import (
 )
 from pretrain.run.metrics_log import wrong_figure
 
-# Log each start, checkpoint and end of a run's processes to attempts.jsonl, and what disturbs it to events.jsonl, and
-# read them back.
-#
-# An attempt lasts from one start of the run to its end. A killed attempt cannot log its end: the next one does, from
-# the last summary.json. The file is never cut, so it also counts the steps that were done twice.
+# Log the attempts and the disturbances of a run, and read them back. An attempt lasts from one start of the run to its
+# end. A killed attempt cannot log its end: the next one does, from the last summary.json. attempts.jsonl is never cut,
+# so it also counts the steps that were done twice.
 
 
 ATTEMPTS, EVENTS = "attempts.jsonl", "events.jsonl"
@@ -232,12 +231,15 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+# Read and write run.json, config.yaml and summary.json, and check their seals.
+
+
 RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"
 SEALS_CONFIG = "config_has_sha256"
 """The field of run.json that says that config.yaml ends with its hash: one that was cut off is missed."""
 FORMAT = 2
 """Version of the files of a run folder, `format` in run.json (format 1 has no such key): raised by one when a key is
-renamed. Checkpoints have their own (checkpoint/marker.py)."""
+renamed. Checkpoints have their own (checkpoint/store.py)."""
 OTHER_VERSION = (
     "finish and export it with the Maskmill that wrote it; init_from=EXPORT starts a new run from its weights"
 )
@@ -432,10 +434,8 @@ def shown_table(path: Path, warnings: list[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != SEAL}
 
 
-# Write and read a heartbeat file: a run's step, its activity and its process.
-#
-# metrics.jsonl gets a line every train.log_every steps, and none while the model is evaluated or saved. The first
-# rank's heartbeat lets an observer on another machine distinguish a long wait from a dead run.
+# Write and read the heartbeat. metrics.jsonl gets a line every train.log_every steps, and none while the model is
+# evaluated or saved; the heartbeat lets an observer on another machine distinguish a long wait from a dead run.
 
 
 HEARTBEAT = ".heartbeat.json"

@@ -1,9 +1,11 @@
-"""Describe the metrics that objectives report: their names, and the baseline of a model without context.
+"""Describe the metrics of a run: their names, the baseline of a model without context, and whether the run learns.
 
 A figure's name says what is predicted (its kind), what is measured, and of pairs with which label: mask_loss,
 nsp_accuracy, nsp_accuracy_is_next. Which figures a run has is in its own files, and which of them leads in
 `Objective.headline`, which its summary.json keeps. A kind that KINDS does not know gets its words from its name.
-Neither torch nor numpy is needed here.
+
+Only the baselines that are counted from arrays need numpy, and nothing needs torch: neither is imported with this
+module.
 """
 
 import math
@@ -250,10 +252,8 @@ def answers_in_short(kind: str, counts: "Counts", words: Sequence[str]) -> dict[
     return {f"{kind}_top_share": float(counts[top] / counts.sum()), f"{kind}_top_token": words[top]}
 
 
-# Format a run's figures, each beside the baseline of a model without context.
-#
-# The predictions of the objective's headline metric come first, then pairs. All others are shown separately: copying
-# what is visible scores well on kept words and shows no knowledge. Needs neither torch nor numpy.
+# Format a run's figures, each beside its baseline. The predictions of the objective's headline metric come first, then
+# pairs. All others are shown separately: copying what is visible scores well on kept words and shows no knowledge.
 
 
 class Score(NamedTuple):
@@ -359,9 +359,8 @@ def perplexity(loss: float | None) -> str:
     return f"{among:.1f}" if among < 100 else f"{among:,.0f}" if among < 1e6 else f"{among:.2g}"
 
 
-# Judge from a run's figures whether it learns, in plain sentences.
-#
-# The terminal, `maskmill status` and the report show the same sentences. Needs neither torch nor numpy.
+# Judge from a run's figures whether it learns, in plain sentences: the terminal, `maskmill status` and the report show
+# the same ones.
 
 
 PLATEAU, PAIRS, RISEN = "plateau", "pairs", "risen"
@@ -494,7 +493,7 @@ def _risen(ends: tuple[float, float] | None) -> Finding | None:
     )
 
 
-# Read from a run's metrics what it has learnt so far, and judge it.
+# Judge a run from its files: the newest figures, and the losses at both ends of metrics.jsonl.
 
 
 HEAD = 1 << 16

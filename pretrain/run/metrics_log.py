@@ -1,6 +1,8 @@
-"""Append to, read and cut metrics.jsonl.
+"""Append to, read and cut metrics.jsonl, and count which of its lines W&B and TensorBoard have.
 
-It is the run's only copy of the history: a resumed run cuts it at its checkpoint's step.
+metrics.jsonl is the run's only copy of the history: a resumed run cuts it at its checkpoint's step, and moves what is
+behind to metrics.lost.jsonl. wandb_uploaded.json counts the lines that were passed to W&B, tensorboard/written.json
+those that TensorBoard's event files have.
 """
 
 import json
@@ -17,11 +19,10 @@ from data_pipeline.errors import printable
 from data_pipeline.io.files import write_whole, writing
 from pretrain.run.files import append, is_count, is_number, object_of, replace_file, table
 
-# Record in wandb_uploaded.json how many lines of metrics.jsonl were passed to W&B.
-#
-# A point passed to W&B is not yet on the server: a kill or a server failure loses points in transit. The server
-# reports how many points of a run it has; the next attempt or `maskmill sync` re-sends those missing at the end.
-# Points of steps that were cut, and that a resumed run repeats, stay on the server.
+# Count the lines that W&B and TensorBoard have. A point passed to W&B is not yet on the server: a kill or a server
+# failure loses points in transit. The server reports how many points of a run it has; the next attempt or
+# `maskmill sync` re-sends those missing at the end. Points of steps that were cut, and that a resumed run repeats, stay
+# on the server.
 
 
 UPLOADED = "wandb_uploaded.json"
@@ -88,6 +89,9 @@ def note_written(folder: Path, lines: int) -> None:
     """Record that number. One that is too small does no harm: those lines are written again, and purged before."""
     with suppress(OSError):
         replace_file(folder / WRITTEN, json.dumps({"lines": lines}))
+
+
+# Append to, read and cut the lines themselves.
 
 
 METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"

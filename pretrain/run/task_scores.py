@@ -1,5 +1,7 @@
-"""Read the scores that `maskmill evaluate` leaves beside a model, RUN/evaluation/TASK/result.json, and write them in
-words."""
+"""Read the scores that `maskmill evaluate` leaves beside a model, and put them into words.
+
+They are in RUN/evaluation/TASK/result.json, one file for each task.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Measure the share of a time budget that training has used, on the first rank, or replay the shares of a finished run.
+"""Measure the share of a time budget that training has used, or replay a finished run's, and estimate the time left.
 
-The clock runs during steps, including waits for data; it stands still while the run starts, compiles, evaluates, rolls
-back, and waits for checkpoints. Ranks have clocks of their own, so the first rank's share travels to all ranks with the
-counts of the next batch (training/batch_counts.py). That message leaves one step ahead: it holds what the clock is
-expected to show when the batch begins, one recent step from now.
+The first rank measures. Its clock runs during steps, including waits for data; it stands still while the run starts,
+compiles, evaluates, rolls back, and waits for checkpoints. Ranks have clocks of their own, so the first rank's share
+travels to all ranks with the counts of the next batch (training/progress.py). That message leaves one step ahead: it
+holds what the clock is expected to show when the batch begins, one recent step from when it is sent.
 """
 
 import hashlib
@@ -177,7 +177,8 @@ def _with_phase(where: str, phase: str) -> dict[str, Shares]:
     return found
 
 
-# Estimate the remaining seconds of a run.
+# Estimate the remaining seconds of a run: of a phase with train.minutes by its minutes, of others by the tokens of
+# their steps.
 
 
 def seconds_left(
