@@ -1,4 +1,4 @@
-"""Copy a run's whole checkpoints to an object store, and from there back into an empty folder.
+"""Copy a run's whole checkpoints to an object store and back, and find the checkpoint that a run resumes from.
 
     URI/run.json, config.yaml, metrics.jsonl                  the run itself, as of the newest copy
     URI/checkpoints/step-00000100.3f2a91c0/checkpoint.json    a copy: the same files, the marker last
@@ -6,6 +6,9 @@
 
 Stores cannot rename, so each copy gets a unique name from the start and is valid once its marker exists. Incomplete
 copies, and those that retention drops, are removed after the next copy.
+
+Copies come back into an empty folder (`bring_back`), or where the newest checkpoint of a run folder is damaged or
+missing (`recovered`).
 """
 
 import secrets
@@ -244,7 +247,7 @@ def _step_of_name(name: str) -> int:
     return step_of(Path(name))
 
 
-# Find the newest whole checkpoint of a run folder and its mirror; damaged ones are set aside with a warning.
+# Find the newest whole checkpoint of a run folder and its mirror, and set damaged ones aside with a warning.
 
 
 def recovered(

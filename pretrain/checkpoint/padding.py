@@ -1,4 +1,4 @@
-"""The engine's tensors as they are saved and exchanged: without the rows that pad a vocabulary."""
+"""Save and exchange the engine's tensors without the rows that pad a vocabulary, and read them with these rows."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,8 @@
-"""Choose which checkpoints to keep from their steps and held-out losses."""
+"""Choose which checkpoints to keep by their steps and held-out losses, remove the others, and clean up.
+
+What killed saves and deletions left is removed or finished. A damaged checkpoint is renamed, and removed once the run
+has passed its step again.
+"""
 
 import math
 import secrets
@@ -38,9 +42,6 @@ def kept(losses: Mapping[int, float | None], config: RunConfig) -> set[int]:
         # of equal ones, the later: it has trained longer
         staying.add(min(known, key=lambda step: (known[step], -step)))
     return staying
-
-
-# Remove the checkpoints that retention drops, and clean up after killed saves and damage.
 
 
 def drop_leftovers(run: Path) -> None:

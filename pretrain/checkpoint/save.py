@@ -1,10 +1,10 @@
-"""Write a checkpoint while training continues.
+"""Save checkpoints and mirror them while training continues.
 
-Training waits only for the copy to host memory. A thread then writes it with the usual protocol (store.py), its
-barriers and gathers on a separate gloo group, so that they neither wait for nor reorder the collectives of
-training. (Committing at a later step boundary instead would tie the commit time, and the disk space for two
-checkpoints, to the step length, and lose the save if the run ends first.) At most one save is in progress per rank,
-so all ranks' threads always work on the same one.
+Training waits only for the copy to host memory. A thread then writes the checkpoint with the protocol of store.py, its
+barriers and gathers on a separate gloo group, so that they neither wait for nor reorder the collectives of training.
+(Committing at a later step boundary instead would tie the commit time, and the disk space for two checkpoints, to the
+step length, and lose the save if the run ends first.) At most one save is in progress per rank, so all ranks' threads
+always work on the same one.
 """
 
 import json

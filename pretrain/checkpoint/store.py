@@ -8,6 +8,9 @@
 
 A folder is filled under a name that no other attempt uses and gets its final name only after its marker is on disk; one
 without a marker is not a checkpoint. Weights load through safetensors, which runs no code.
+
+torch, which takes seconds to import, is imported only where tensors are written or read: whoever lists checkpoints does
+without.
 """
 
 import hashlib
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from pretrain.optim.flat_layout import Fragment
 
 
-# Write and read a checkpoint's marker, checkpoint.json, protected by a SHA-256.
+# Write and read a checkpoint's marker, which a SHA-256 protects.
 
 
 FORMAT = 3
@@ -115,6 +118,9 @@ def _plain_name(name: object) -> str:
     if len(name.encode()) > 255:
         raise ValueError(f"file name {name!r}")
     return name
+
+
+# Save checkpoints, find them in a run folder, and read them.
 
 
 MARKER, LATEST, FOLDER = "checkpoint.json", "latest", "checkpoints"
@@ -388,10 +394,8 @@ def _alone() -> "World":
     return World()
 
 
-# Wait for a checkpoint that a network folder shows late.
-#
-# With a file taken for missing it would count as damaged; a run whose newest one is not shown would go on from the one
-# before, or start over.
+# Wait for a checkpoint that a network folder shows late. With a file taken for missing it would count as damaged; a run
+# whose newest one is not shown would go on from the one before, or start over.
 
 
 def wait_for_newest(run: Path, seconds: float, say: Callable[[str], None]) -> None:
