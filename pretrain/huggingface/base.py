@@ -1,6 +1,10 @@
-"""Define a Hugging Face family: its config in both directions, its weights, and how its logits are computed.
+"""Define a Hugging Face family: its config and its weights in both directions, and how its logits are computed.
 
-Does not import torch, so that a folder's config.json can be checked before any rank starts.
+A family is one model class of transformers, as tables: our settings beside the fields of config.json, our parameters
+beside its tensors.
+
+torch is imported only where logits are computed, so that a folder's config.json can be checked before any rank starts.
+The conversion of weights only calls methods of the given tensors.
 """
 
 import re
@@ -106,9 +110,7 @@ class Header(NamedTuple):
         return self.shape == other.shape
 
 
-# Convert tensors between our names and those of a Hugging Face class, in both directions.
-#
-# Does not import torch: conversion only calls methods of the given tensors.
+# Convert tensors between our names and those of a class of transformers, in both directions.
 
 
 Stored = TypeVar("Stored", "Tensor", "Header")
@@ -267,6 +269,9 @@ class WeightNames:
 def _some(names: Iterable[str], count: int = 3) -> str:
     listed = sorted(names)
     return ", ".join(listed[:count]) + (f" and {len(listed) - count} more" if len(listed) > count else "")
+
+
+# Define a family: with the names of its weights, the fields of its config.json, its inputs and its logits.
 
 
 UNCHECKED = ("dropout", "attention_dropout", "initializer_range")

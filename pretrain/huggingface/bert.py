@@ -1,4 +1,8 @@
-"""Define BERT's families in transformers: a head for masked words, with or without one for pairs of segments."""
+"""Define BERT in transformers, and the families made of its layers: its decoder, DistilBERT and ERNIE 1.0.
+
+BERT has a head for masked words, with or without one for pairs of segments. Families in other modules take its tables
+of activations, fields and names as well.
+"""
 
 from dataclasses import replace
 
@@ -90,10 +94,9 @@ BERT_FOR_MASKED_LM = replace(
 )
 
 
-# Define one-directional BERT in transformers: BertLMHeadModel, causal by `is_decoder`, without a pooler.
-#
-# A model that was trained from right to left is exported as the same class: it reads ids that are reversed, which the
-# field `direction` of config.json and the card say.
+# Define one-directional BERT: BertLMHeadModel, causal by `is_decoder`, without a pooler. A model that was trained from
+# right to left is exported as the same class: it reads ids that are reversed, which the field `direction` of
+# config.json and the card say.
 
 
 _BACKWARDS = (
@@ -143,7 +146,7 @@ BERT_DECODER = Decoder(
 )
 
 
-# Define DistilBERT in transformers: BERT's layers under other names, no segments and no pooler.
+# Define DistilBERT: BERT's layers under other names, no segments and no pooler.
 
 
 _LAYER, _THEIR_LAYER = "encoder.layers.{i}", "distilbert.transformer.layer.{i}"
@@ -192,7 +195,7 @@ DISTILBERT_FOR_MASKED_LM = Family(
 )
 
 
-# Define ERNIE 1.0 in transformers: BERT's tensors under another prefix, without later versions' task embeddings.
+# Define ERNIE 1.0: BERT's tensors under another prefix, without later versions' task embeddings.
 
 
 def _renamed(theirs: str | Weight | Part) -> str:

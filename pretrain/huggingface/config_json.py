@@ -1,5 +1,7 @@
-"""Read a Hugging Face folder's config.json before any library does: its numbers are checked before something is made as
-large as they say. Without torch."""
+"""Read and check a Hugging Face folder's config.json before any library does, and hash the folder's weights.
+
+Its numbers are checked before something is made as large as they say. Does not import torch.
+"""
 
 import re
 import reprlib

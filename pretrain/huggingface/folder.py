@@ -1,6 +1,7 @@
-"""Read the settings that a Hugging Face folder states: the encoder, what it learns, and its vocabulary.
+"""Read the weights of a Hugging Face folder of any family, and its settings: encoder, objective and vocabulary.
 
-Does not import torch: every verb reads them before anything else.
+Weights are read from safetensors alone, whose loading runs no code. torch is imported only where tensors are read:
+every verb reads the settings before anything else.
 """
 
 import json
@@ -61,9 +62,8 @@ def _conversion(folder: Path) -> str:
     return f"from transformers import {name}; {name}.from_pretrained({path!r}).save_pretrained({path!r})"
 
 
-# Read names and shapes of the tensors of a Hugging Face folder, from the headers of its files, without torch.
-#
-# A header says how long its file is, so that a file that was cut off, or is none, shows here.
+# Read names and shapes of tensors from the headers of the files, without torch. A header says how long its file is, so
+# that a file that was cut off, or is none, shows here.
 
 
 POINTER = b"version https://git-lfs"
@@ -93,9 +93,7 @@ def stored_headers(folder: Path, paths: Sequence[Path] = ()) -> dict[str, Header
     return headers
 
 
-# Read the tensors of a Hugging Face folder, by their names in its files.
-#
-# Reads only safetensors: loading it runs no code.
+# Read the tensors themselves, by their names in the files, and convert them to our names.
 
 
 def stored_tensors(folder: Path, paths: Sequence[Path] = ()) -> "dict[str, Tensor]":
@@ -117,13 +115,9 @@ def stored_tensors(folder: Path, paths: Sequence[Path] = ()) -> "dict[str, Tenso
     return stored
 
 
-# Read the weights of a Hugging Face model of any registered family, under our names.
-
-
 def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> "dict[str, Tensor]":
     """Return the weights of the model in `source`, or of all models in its folders, by our names: float32, without
-    vocabulary padding; heads missing in the source are missing in the result. Reads only safetensors: loading it runs
-    no code.
+    vocabulary padding; heads missing in the source are missing in the result.
 
     Raises UserError if no family reads it, its config.json differs from the settings of `run`, or layers that share
     parameters in `run` have different ones there."""
@@ -162,6 +156,9 @@ def merge_shared(
                 remedy="choose the sharing that it was trained with",
             )
     return merged
+
+
+# Read the settings that a folder states: the encoder, what it learns, and its vocabulary.
 
 
 MAY_DIFFER = (

@@ -1,4 +1,7 @@
-"""Compute the logits of a head that is kept beside a model of transformers, as its reader would."""
+"""Compute a model of transformers in float64 throughout, and the logits of a head that is kept beside one.
+
+Both serve the comparison of an export with our own model (export/parity.py).
+"""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,10 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-# Run a model of transformers in float64 where its code computes parts in float32 whatever the dtype.
-
 
 class KeepFloat64(TorchFunctionMode):
     """Leave float64 tensors as they are where they would become float32: rotations and RMSNorm of transformers round
-    there, and two programs could only be compared to 1e-7. Other dtypes are not touched."""
+    there whatever the dtype, and two programs could only be compared to 1e-7. Other dtypes are not touched."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rounds = func is torch.Tensor.float or (func is torch.Tensor.to and args[1:] == (torch.float32,))
@@ -25,7 +26,8 @@ class KeepFloat64(TorchFunctionMode):
 
 
 class WithTokenHead(nn.Module):
-    """A bare model with a head that gives one logit for each token: Linear, the model's activation, Linear."""
+    """A bare model with a head that is kept beside it, computed as its reader would: one logit for each token, by
+    Linear, the model's activation, Linear."""
 
     def __init__(self, model: PreTrainedModel, file: Path, prefix: str) -> None:
         """Read the head from a safetensors file, which names its tensors with `prefix`."""

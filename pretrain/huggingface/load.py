@@ -258,7 +258,7 @@ def _try(model: PreTrainedModel, folder: Path) -> None:
             )
 
 
-# --- tokenizers
+# Check the files of a tokenizer, before a library sees them.
 
 
 PIECE_LENGTH = 1 << 14

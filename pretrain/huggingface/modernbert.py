@@ -1,4 +1,6 @@
-"""Define ModernBERT in transformers: norms before the halves of its layers, RoPE, and local attention.
+"""Define ModernBERT in transformers, and the families made of its layers: its decoder, and ELECTRA's two models.
+
+ModernBERT has norms before the halves of its layers, RoPE, and local attention.
 
 Its config.json has keys of two generations: those of transformers 4.48, which version 5 reads too, and
 `layer_types` and `rope_parameters`, which take their place there. Both are written; the newer ones decide where a
@@ -163,10 +165,9 @@ MODERNBERT_FOR_MASKED_LM = ModernBert(
 )
 
 
-# Define one-directional ModernBERT in transformers: ModernBertDecoderForCausalLM (Ettin's decoders are such).
-#
-# Its `local_attention` counts otherwise than ModernBERT's: half of it is how many tokens a token sees, itself among
-# them, so that what we call a window of 128 (64 before it, and itself) is its 130.
+# Define one-directional ModernBERT: ModernBertDecoderForCausalLM (Ettin's decoders are such). Its `local_attention`
+# counts otherwise than ModernBERT's: half of it is how many tokens a token sees, itself among them, so that what we
+# call a window of 128 (64 before it, and itself) is its 130.
 
 
 class ModernBertDecoder(Decoder, ModernBert):
@@ -216,11 +217,9 @@ MODERNBERT_DECODER = ModernBertDecoder(
 )
 
 
-# Define ELECTRA with ModernBERT's layers in transformers: its discriminator is a ModernBertModel, whose head is kept
-# beside it, since transformers has no class with both, and its generator a ModernBertForMaskedLM.
-#
-# Neither class has a projection between embeddings and layers: a generator that is narrower than the discriminator
-# needs embeddings of its own.
+# Define ELECTRA with ModernBERT's layers. Its discriminator is a ModernBertModel, whose head is kept beside it, since
+# transformers has no class with both; its generator is a ModernBertForMaskedLM. Neither class has a projection between
+# embeddings and layers: a generator that is narrower than the discriminator needs embeddings of its own.
 
 
 MARK = "electra_part"

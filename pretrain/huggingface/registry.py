@@ -1,4 +1,7 @@
-"""Register the families by their transformers class, and find the family of a folder, without torch or tokenizers."""
+"""Register the families by their class of transformers, and find the family of a folder or of a run's export.
+
+torch is not imported, and tokenizers only where a folder's vocabulary is read.
+"""
 
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -163,12 +166,10 @@ def check_vocabulary(folder: Path, vocabulary: "Vocabulary", may_extend: bool = 
     return found
 
 
-# Warn, before a run begins, about an encoder that no class of transformers has: its export will be refused.
-
-
 def export_warnings(config: RunConfig, families: Sequence[str]) -> list[str]:
-    """Return a line with the settings that stand in the way of an export as one of `families`, those of the run's
-    objective; none if there is a class for the run's encoder. The run may train all the same, as an experiment."""
+    """Return a line to warn with before a run begins, with the settings that stand in the way of an export as one of
+    `families`, those of the run's objective; none if transformers has a class for the run's encoder. The run may train
+    all the same, as an experiment."""
     try:
         chosen_families(families, config)
     except UserError as error:
