@@ -484,10 +484,13 @@ def _comment(path: Path) -> str:
 
 
 def _docstring(objective: str) -> str:
-    """Read the docstring of the objective's module from its source: importing it would import torch."""
-    module = OBJECTIVES[objective].place.partition(":")[0]
+    """Read the docstring of the objective's class from its source, importing which would import torch; that of its
+    module where the class's does not begin with what it trains."""
+    module, _, name = OBJECTIVES[objective].place.partition(":")
     spec = find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text("utf-8"))
-    return ast.get_docstring(tree) or ""
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    own = next((ast.get_docstring(node) or "" for node in classes), "")
+    return own if own.startswith("Train ") else ast.get_docstring(tree) or ""
