@@ -156,7 +156,7 @@ test-torch:
 	@for one in $(TORCH); do $(MAKE) --no-print-directory test-one-torch TORCH=$$one || exit; done
 
 test-one-torch: $(VENV_TORCH)/.ready
-	@$(VENV_TORCH)/bin/python -m pytest tests/unit/pretrain/training/test_compile_model.py tests/unit/pretrain/model tests/unit/pretrain/optim/test_lamb_kernels.py tests/smoke/test_compiled_run.py
+	@$(VENV_TORCH)/bin/python -m pytest tests/unit/pretrain/training/test_feed.py tests/unit/pretrain/model tests/unit/pretrain/optim/test_lamb_kernels.py tests/smoke/test_compiled_run.py
 
 # Exports are written by .venv, and read by each version in an environment of its own, which borrows torch from .venv
 TRANSFORMERS ?= 4.48.3 4.51.3 4.57.6 newest
@@ -191,7 +191,7 @@ CASES ?= 120000
 # other cases each time; the seed is printed, and a case that goes wrong is made again from it
 fuzz: env
 	@$(BIN)/python tests/faults/fuzz.py --cases $(CASES)
-	@MASKMILL_FUZZ=60 $(BIN)/python -m pytest -s tests/unit/data_pipeline/sources/test_fuzz_sources.py tests/unit/data_pipeline/shards/test_data_format.py
+	@MASKMILL_FUZZ=60 $(BIN)/python -m pytest -s tests/unit/data_pipeline/sources/test_fuzz_sources.py tests/unit/data_pipeline/shards/test_index.py
 
 docs: env
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -17,12 +17,19 @@ from chromium import Chromium
 
 from pretrain.report.page import render
 from tests.command_line import ROOT
-from tests.unit.pretrain.report.test_report import DATA, EVALUATION, HOSTILE, SUMMARY, make_run, train_line
-from tests.unit.pretrain.report.test_report_sections import (
+from tests.unit.pretrain.report.test_record import (
     SKIPPED,
     THREE_ATTEMPTS,
     trust_line,
     write_attempts,
+)
+from tests.unit.pretrain.report.test_report_charts import (
+    DATA,
+    EVALUATION,
+    HOSTILE,
+    SUMMARY,
+    make_run,
+    train_line,
 )
 
 pytestmark = pytest.mark.browser

@@ -8,7 +8,7 @@ import torch
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import OBJECTIVES
-from tests.unit.pretrain.objectives.test_objectives import cut, gradients, model
+from tests.unit.pretrain.objectives.test_objectives_registry import cut, gradients, model
 
 UNMASKED = ([2, 5, 6, 3, 9, 3], [2, 7, 3, 8, 10, 11, 3])
 
