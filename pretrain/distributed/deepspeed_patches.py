@@ -1,9 +1,45 @@
-"""Import DeepSpeed quietly, and write its settings for a RunConfig. The only import of deepspeed."""
+"""Import DeepSpeed, write its settings, and put right what it does with gradients. The only import of deepspeed.
 
+One release is supported, VERSION: what is put right reads attributes that nobody promises to keep, and replaces
+functions. So `import_deepspeed` compares the version, and the source text of each function in SOURCES, and
+`check_wrapper` the class and the attributes of what DeepSpeed puts around the optimizer. Anything else is refused.
+CONTRIBUTING.md says how to move to another release.
+
+DeepSpeed keeps pieces of gradients between steps, and looks only at the parameters that the last micro-batch used. Call
+`complete` before each step and `forget` after it, applied or not. Then a missing gradient counts as zero at every
+stage, with and without offload.
+
+| what is wrong without it               | where                   | what puts it right                              |
+|----------------------------------------|-------------------------|-------------------------------------------------|
+| ranks clip differently (1)             | stage 1 bf16            | `complete` sets flags of what has a gradient    |
+| an old gradient is used again (2)      | stage 3                 | `forget` clears the buffer of gradients         |
+| this step's gradient is lost (3)       | offload, all stages     | `complete` copies the others to the host        |
+| sums keep the last step's (4)          | offload, stages 1 and 2 | `forget` clears the sums                        |
+| one step's gradients are halved (5)    | fp16                    | engine.py updates the loss scale after the step |
+| gradients are written out in fp32      | stage 1 bf16            | `add_in_one_pass`: speed                        |
+| sums are copied twice for nothing      | stage 1 bf16, one rank  | `keep_sums_of_one_rank`: speed                  |
+| a kernel is launched for each tensor   | stage 1 bf16 on a GPU   | `norm_on_flat_buffer`: speed                    |
+| the host waits twice or more in a step | all                     | `skip_overflow_scan`: speed (6)                 |
+| all of torch.compile is imported       | import                  | `_import_muon_uncompiled`: start-up             |
+| a C++ compiler runs for half a minute  | import on a CPU         | `__compatible_ops__` is there: start-up         |
+| destroyed process groups are used      | import, again           | `_release_process_group_references`             |
+
+(1) A parameter that a rank did not use is left out of its norm and clipping, though the sum over ranks has a gradient
+for it. (2) Of a parameter that is unused in a step, or in its first micro-batch. (3) Of a parameter that is unused in
+the last micro-batch; upstream finishes these copies in a mode of its own only (#8225). (4) What is not finite stays for
+good; #7967 and #7981 put other parts right. (5) A growing scale is applied before gradients are unscaled. (6) A norm
+that is not finite is marked by -1, and the step must refuse that (#8614). No issue was found upstream for 1, 2 and 5.
+"""
+
+import hashlib
+import inspect
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Mapping
+from functools import reduce
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,11 +50,121 @@ from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 
+VERSION = "0.19.8"
+"""The release of DeepSpeed that all of this was tried with."""
+
+SOURCES = {
+    "deepspeed.runtime.bf16_optimizer": {
+        "BF16_Optimizer.accumulate_hp_grads_and_remove_lp": "4792e4da4c695a7e",
+        "BF16_Optimizer._update_hp_grad": "026f6bb3edea2557",
+        "BF16_Optimizer.get_grads_for_norm": "81ed7f0b119f7ad8",
+        "BF16_Optimizer.step": "9b21d4a28f8714d9",
+    },
+    "deepspeed.runtime.engine": {
+        "DeepSpeedEngine.buffered_allreduce_fallback": "c36145108c4f0383",
+    },
+    "deepspeed.runtime.fp16.unfused_optimizer": {
+        "FP16_UnfusedOptimizer.step": "626bd9aa8af843e9",
+    },
+    "deepspeed.runtime.utils": {
+        "mask_nan_or_inf_with_val_inplace": "9728853d4df6cd69",
+        "CheckOverflow.check": "357a6df530f97581",
+    },
+    "deepspeed.runtime.zero.stage_1_and_2": {
+        "DeepSpeedZeroOptimizer.has_overflow": "cadc27a13cb7e977",
+        "DeepSpeedZeroOptimizer.unscale_and_clip_grads": "6bf2ce6f97eafcc2",
+        "DeepSpeedZeroOptimizer._update_scale": "456ef78f7cbaa909",
+        "DeepSpeedZeroOptimizer._finalize_cpu_offload_gradient_accumulation": "6228bc321fee7607",
+        "DeepSpeedZeroOptimizer.step": "9520884fd916d178",
+    },
+    "deepspeed.runtime.zero.stage3": {
+        "DeepSpeedZeroOptimizer_Stage3._update_scale": "456ef78f7cbaa909",
+        "DeepSpeedZeroOptimizer_Stage3._finalize_offload_gradient_accumulation": "98b4ee1e07e3999a",
+        "DeepSpeedZeroOptimizer_Stage3._reassign_or_swap_out_partitioned_parameters": "af7b449bee8786ec",
+        "DeepSpeedZeroOptimizer_Stage3.step": "c751b3209f83d3b9",
+    },
+    "deepspeed.runtime.compiler": {
+        "compile": "41ba17e70620eebc",
+    },
+    "deepspeed.utils.groups": {
+        "_release_process_group_references": "101ee0b8e7751c9a",
+    },
+}
+"""Functions that are replaced, called though private, or relied on for what they do inside: the first 16 digits of the
+SHA-256 of their source text."""
+
+WRAPPERS = {
+    "FP16_UnfusedOptimizer": "fp16_groups fp32_groups overflow_checker",
+    "BF16_Optimizer": (
+        "accumulate_hp_grads_and_remove_lp bf16_groups fp32_groups_actual_gradients_flat fp32_groups_flat_partition "
+        "fp32_groups_gradients fp32_groups_has_gradients get_grads_for_norm update_lp_params"
+    ),
+    "DeepSpeedZeroOptimizer": (
+        "_finalize_cpu_offload_gradient_accumulation _offload_accumulated_param_ids _update_scale averaged_gradients "
+        "clip_grad cpu_offload get_param_id has_overflow loss_scale loss_scaler norm_for_param_grads "
+        "round_robin_bit16_groups round_robin_bit16_offsets single_partition_of_fp32_groups unscale_and_clip_grads "
+        "update_lp_params"
+    ),
+    "DeepSpeedZeroOptimizer_Stage3": (
+        "_finalize_offload_gradient_accumulation _offload_boundary_param_ids "
+        "_reassign_or_swap_out_partitioned_parameters _update_scale fp16_groups fp32_partitioned_groups_flat "
+        "get_param_id grad_partitions_flat_buffer loss_scale loss_scaler norm_for_param_grads offload_optimizer "
+        "persistent_parameters"
+    ),
+}
+"""DeepSpeed's classes around an optimizer, and the attributes of each that are read or replaced, here, in engine.py and
+in partition_map.py."""
+
 BUCKET_ELEMENTS = 50_000_000
 """Gradient elements per communication bucket: 200 MB in fp32."""
 
 FP8_CAPABILITY = (8, 9)
 """Of the first GPUs that multiply in FP8."""
+
+
+def check_sources(installed: str, sources: Mapping[str, Mapping[str, str]] = SOURCES) -> None:
+    """Compare DeepSpeed's version and the text of each function in SOURCES. Raises UserError where one differs: a fix
+    that silently does nothing, or the wrong thing, moves weights."""
+    advice = f"pip install deepspeed=={VERSION}"
+    if installed != VERSION:
+        raise UserError(
+            f"version {installed} is installed", where="deepspeed", expected=VERSION, remedy=advice
+        )
+    for module, functions in sources.items():
+        for name, expected in functions.items():
+            try:
+                text = _source_text(reduce(getattr, name.split("."), import_module(module)))
+            except (AttributeError, ImportError, OSError, TypeError, KeyError):
+                text = ""
+            if hashlib.sha256(text.encode()).hexdigest()[:16] != expected:
+                raise UserError(
+                    f"{module}.{name} is not that of version {VERSION}",
+                    where="deepspeed",
+                    expected="the package as it was published",
+                    remedy=advice,
+                )
+
+
+def _source_text(function: Any) -> str:
+    """Return a function's text; of one that DeepSpeed times (`instrument_w_nvtx`), or that is replaced, its own."""
+    function = inspect.unwrap(function)
+    if function.__code__.co_name == "wrapped_fn":
+        function = inspect.getclosurevars(function).nonlocals["func"]
+    return inspect.getsource(function)
+
+
+def check_wrapper(wrapper: Any, optimizer: Any) -> None:
+    """Raise RuntimeError unless `wrapper`, DeepSpeed's object around `optimizer`, is of a class in WRAPPERS with all
+    that is read of it, or the optimizer itself (stage 0 in fp32)."""
+    if wrapper is optimizer:
+        return
+    name = type(wrapper).__name__
+    if name not in WRAPPERS:
+        raise RuntimeError(
+            f"DeepSpeed {VERSION} wraps the optimizer in {name} (expected one of {', '.join(WRAPPERS)})"
+        )
+    if lacking := [attribute for attribute in WRAPPERS[name].split() if not hasattr(wrapper, attribute)]:
+        raise RuntimeError(f"DeepSpeed's {name} lacks {', '.join(lacking)}")
 
 
 def refuse_unsupported(
@@ -106,6 +252,7 @@ def import_deepspeed(world: World) -> Any:
     import deepspeed.ops
     import deepspeed.utils.groups as groups
 
+    check_sources(deepspeed.__version__)
     _import_muon_uncompiled()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # On a CPU it would compile (half a minute, with a C++ compiler) an operator that only its inference uses; this
@@ -216,7 +363,7 @@ def keep_sums_of_one_rank(deepspeed_engine: Any, ranks: int) -> None:
         deepspeed_engine.buffered_allreduce_fallback = lambda *_, **__: None
 
 
-def measure_whole(wrapper: Any, device: torch.device) -> None:
+def norm_on_flat_buffer(wrapper: Any, device: torch.device) -> None:
     """At stage 1 in bf16 on a GPU, take the norm of the flat sums and clip them, in one launch for each group, where
     DeepSpeed launches a kernel for each tensor. On a CPU leave that as it is: it rounds norms of long tensors more."""
     if device.type == "cuda" and hasattr(wrapper, "accumulate_hp_grads_and_remove_lp"):
@@ -224,7 +371,7 @@ def measure_whole(wrapper: Any, device: torch.device) -> None:
         wrapper.get_grads_for_norm = lambda for_clipping=False: flats if for_clipping else (flats, {})
 
 
-def look_once(wrapper: Any) -> None:
+def skip_overflow_scan(wrapper: Any) -> None:
     """Let the step look a single time whether the gradient is finite, which on a GPU has the host wait for the device.
 
     At stage 0 in bf16, stage 1 in fp16 and stage 2 DeepSpeed looks at every tensor of the gradient, then at the norm;
@@ -232,7 +379,9 @@ def look_once(wrapper: Any) -> None:
     place of a norm that is not finite. Where a tensor is not finite the norm is not either: steps are refused and
     scaled as before, to the last bit."""
     for module in (sys.modules.get(type(wrapper).__module__), sys.modules.get("deepspeed.runtime.utils")):
-        if hasattr(module, "mask_nan_or_inf_with_val_inplace"):
+        replaced = vars(module).get("mask_nan_or_inf_with_val_inplace") if module else None
+        if replaced not in (None, mark_not_finite):
+            vars(mark_not_finite)["__wrapped__"] = replaced  # for check_sources, of a later engine
             vars(module)["mask_nan_or_inf_with_val_inplace"] = mark_not_finite
     if hasattr(wrapper, "overflow_checker"):
         wrapper.overflow_checker.check = lambda param_groups=None: False

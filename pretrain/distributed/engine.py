@@ -37,6 +37,7 @@ from pretrain.distributed.deepspeed_patches import deepspeed_settings, import_de
 from pretrain.distributed.launch_env import resolve_precision
 from pretrain.distributed.partition_map import PartitionMap, build_partition_map, share_rank_0
 from pretrain.distributed.world import World
+from pretrain.model.torch_internals import scale_all
 from pretrain.optim.flat_layout import Collectives, Layout, Segment, squared_norm
 from pretrain.optim.lamb import FlatOptimizer, Lamb, check_kernels
 from pretrain.optim.muon import Muon
@@ -102,6 +103,7 @@ class Engine:
         self._applied = False
         self.precision = precision
         """fp32, bf16 or fp16."""
+        deepspeed_patches.check_wrapper(self._wrapper, optimizer)
         optimizer.state.clear()  # stage 0's wrapper has stepped on zero gradients
         self.partition: PartitionMap = build_partition_map(
             self._wrapper, optimizer, deepspeed_engine.module, world.rank, world.size
@@ -110,8 +112,8 @@ class Engine:
         connect(optimizer, self.partition, world)
         deepspeed_patches.add_in_one_pass(self._wrapper)
         deepspeed_patches.keep_sums_of_one_rank(deepspeed_engine, world.size)
-        deepspeed_patches.measure_whole(self._wrapper, world.device)
-        deepspeed_patches.look_once(self._wrapper)
+        deepspeed_patches.norm_on_flat_buffer(self._wrapper, world.device)
+        deepspeed_patches.skip_overflow_scan(self._wrapper)
         self._fp32_gradients: list[nn.Parameter] = []
         if precision == "bf16" and not self._sharded:
             self._keep_gradients_in_fp32()
@@ -223,7 +225,7 @@ class Engine:
             return
         over = (norm + 1e-6) / self._clip if self._clip else 0.0
         if over > 1:
-            torch._foreach_mul_(gradients, 1 / over)
+            scale_all(gradients, 1 / over)
         self._engine.step()
 
     def _step_sharded(self) -> None:

@@ -34,6 +34,7 @@ from pretrain.model.attention_tiles import (
     to_tiles,
 )
 from pretrain.model.ops import dropped, fill_keep_mask, operator, survivors_scale
+from pretrain.model.torch_internals import flash_attention, softmax_gradient
 
 # Tiles on a CPU, forward and backward: plain matrix products, in place where possible. At BERT's lengths they are
 # faster on a CPU than torch's fused kernel, and much faster with dropout, which that kernel lacks. One operator
@@ -127,7 +128,7 @@ def _attention_backward(
     ):
         torch.bmm(_dropped(p, kept, scale).transpose(1, 2), grad, out=grad_v)
         grad_p = _dropped(torch.bmm(grad, v.transpose(1, 2)), kept, scale)
-        grad_s = torch._softmax_backward_data(grad_p, p, -1, p.dtype)
+        grad_s = softmax_gradient(grad_p, p)
         torch.baddbmm(zero, grad_s, k, beta=0, alpha=alpha, out=grad_q)
         torch.baddbmm(zero, grad_s.transpose(1, 2), q, beta=0, alpha=alpha, out=grad_k)
     return from_tiles(of_queries[-1], plan), *(from_key_tiles(x, plan) for x in of_keys[2:])  # type: ignore[return-value]
@@ -288,12 +289,11 @@ def attend(
         plan = packing.tiles(q_TND.shape[1], q_TND.device, visibility.window)
         return tile_attention(*qkv, plan, dropout, visibility)
     _check_flash(name, q_TND, dropout, visibility)
-    lengths = (packing.cu_seqlens, packing.cu_seqlens, packing.max_length, packing.max_length)
-    window, debug_mask = visibility.window or None, False
-    return torch.ops.aten._flash_attention_forward(
-        *qkv, *lengths, dropout, visibility.causal, debug_mask, window_size_left=window,
-        window_size_right=0 if visibility.causal and window else window,
-    )[0]  # fmt: skip
+    window = visibility.window or None
+    right = 0 if visibility.causal and window else window
+    return flash_attention(
+        qkv, packing.cu_seqlens, packing.max_length, dropout, visibility.causal, (window, right)
+    )
 
 
 def _varlen(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor, packing: Packing, window: int) -> Tensor:

@@ -21,6 +21,7 @@ from pretrain.model.attention_tiles import FULL, Visibility
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import bare, bare_embedding, bare_norm, bare_residual, padded
 from pretrain.model.ops import Dropout
+from pretrain.model.torch_internals import scaled_product
 
 # Embeddings of token ids, segment ids and positions: the first hidden states, or rotations for queries and keys.
 
@@ -486,7 +487,7 @@ class _Product(torch.autograd.Function):
         w8_NK, w_scale = in_fp8(w_NK, VALUES)
         ctx.save_for_backward(x8_TK, x_scale, w_NK)
         # summed in fewer bits, as Transformer Engine does forward alone
-        return multiply(x8_TK, w8_NK.t(), x_scale, w_scale, x_TK.dtype, fast=True)
+        return scaled_product(x8_TK, w8_NK.t(), x_scale, w_scale, x_TK.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor, Tensor]:
@@ -495,9 +496,9 @@ class _Product(torch.autograd.Function):
         g8_TN, g_scale = in_fp8(grad_TN, GRADIENTS)
         w8_NK, w_scale = in_fp8(w_NK, VALUES)
         by_column = w8_NK.t().contiguous().t()
-        grad_x_TK = multiply(g8_TN, by_column, g_scale, w_scale, dtype, fast=False)
+        grad_x_TK = scaled_product(g8_TN, by_column, g_scale, w_scale, dtype, fast=False)
         g8_NT, x8_by_column = g8_TN.t().contiguous(), x8_TK.t().contiguous().t()
-        grad_w_NK = multiply(g8_NT, x8_by_column, g_scale, x_scale, dtype, fast=False)
+        grad_w_NK = scaled_product(g8_NT, x8_by_column, g_scale, x_scale, dtype, fast=False)
         return grad_x_TK, grad_w_NK
 
 
@@ -507,10 +508,3 @@ def in_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     largest = torch.finfo(dtype).max
     scale = x.abs().amax().float().clamp(min=TINY) / largest
     return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
-
-
-def multiply(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype, *, fast: bool
-) -> Tensor:
-    """Return the product in `dtype` of two scaled matrices in FP8: `a` by rows, `b` by columns in memory."""
-    return torch._scaled_mm(a, b, a_scale, b_scale, out_dtype=dtype, use_fast_accum=fast)

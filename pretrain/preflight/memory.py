@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import hash_sources, package_folder, user_caches, write_whole
@@ -32,6 +30,7 @@ from pretrain.distributed.deepspeed_patches import BUCKET_ELEMENTS
 from pretrain.distributed.launch_env import dtype_of
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import vocabulary_rows
+from pretrain.model.torch_internals import TorchDispatchMode, tree_leaves
 from pretrain.objectives.registry import load
 from pretrain.optim.flat_layout import MOMENTS
 from pretrain.optim.param_groups import parameter_groups

@@ -83,7 +83,8 @@ PER_OFFLOADED = 10
 """Per tensor and micro-batch with zero.offload=cpu: 843 = 248 + 143 + 9.8 x 46."""
 PER_UPDATE, PER_OFFLOADED_UPDATE = 77, 85
 """Per step, whatever the number of tensors: norm, clipping, LAMB's two flat tensors, the weights in low precision.
-Counted at stage 1 in bf16, where no operation is a tensor's (`measure_whole`), and offloaded at stage 2 for AdamW."""
+Counted at stage 1 in bf16, where no operation is a tensor's (`norm_on_flat_buffer`), and offloaded at stage 2 for
+AdamW."""
 PER_UPDATED = {"bf16": (14, 0, 3, 3), "fp16": (14, 3, 3, 3), "fp32": (8, 3, 3, 3)}
 """Per tensor and step beside them, by ZeRO stage: its norm; at stage 0 LAMB steps each tensor by itself. Counted with
 46 tensors: 206 in fp32 and 204 in fp16 at stage 1, 204 at stage 2, 211 at stage 3 and 699 at stage 0 in bf16. Stage 0

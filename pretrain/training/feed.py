@@ -4,7 +4,6 @@ The loader's thread reads and packs. A second thread, here, makes tensors: padde
 is one, and for a GPU in page-locked memory, copied on a separate stream.
 """
 
-import logging
 import shutil
 import time
 import warnings
@@ -28,6 +27,7 @@ from pretrain.distributed.launch_env import dtype_of
 from pretrain.distributed.world import World
 from pretrain.model.attention import choose_backend
 from pretrain.model.batch import MicroBatch, Shape
+from pretrain.model.torch_internals import mark_dynamic, stop_compile_workers
 from pretrain.objectives.registry import load
 from pretrain.preflight.check_run import Plan
 from pretrain.training.progress import Position
@@ -102,7 +102,7 @@ def compile_model(model: nn.Module, example: MicroBatch, console: Console, memor
     # not model.compile, which would trace the hooks of DeepSpeed too; from the class, since a phase may compile anew
     forward = MethodType(type(model).forward, model)
     model.forward = torch.compile(forward, dynamic=False, fullgraph=True)
-    torch._dynamo.mark_dynamic(example.borders, 0)
+    mark_dynamic(example.borders, 0)
     console.print(
         "compiling the model: once, for a minute or two (train.compile=off does without)", soft_wrap=True
     )
@@ -112,23 +112,10 @@ def compile_model(model: nn.Module, example: MicroBatch, console: Console, memor
         terms, _ = model(example, memory)
         loss = torch.stack([term.sum for term in terms.values()]).sum()
         torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-    _stop_workers()
+    stop_compile_workers()
     seconds = time.perf_counter() - started
     console.print(f"compiled in {seconds:.0f} s", soft_wrap=True)
     return seconds
-
-
-def _stop_workers() -> None:
-    """End the processes that have compiled kernels: until torch 2.13 some do not end by themselves, and the run's last
-    act would be to wait five minutes for them (pytorch#162199). Later compilation starts new ones."""
-    from torch._inductor import async_compile
-
-    # it would warn that it cannot tell them to end
-    logging.getLogger("torch._inductor.compile_worker.subproc_pool").setLevel(logging.ERROR)
-    for pool in async_compile._pool_set:
-        if process := getattr(pool, "process", None):
-            process.kill()  # its own workers see that, and end
-    async_compile.shutdown_compile_workers()
 
 
 @contextmanager

@@ -33,11 +33,11 @@ class Steps:
         self._before = read_counts()
         self._norms: dict[str, int] = {}
 
-    def counted_norms(self, measure_whole: Callable[..., None]) -> Callable[..., None]:
-        """gradient_fixes.measure_whole: of how many tensors DeepSpeed then takes the norm, and how many it clips."""
+    def counted_norms(self, norm_on_flat_buffer: Callable[..., None]) -> Callable[..., None]:
+        """Of how many tensors DeepSpeed takes the norm behind norm_on_flat_buffer, and how many it clips."""
 
         def counted(wrapper: Any, device: Any) -> None:
-            measure_whole(wrapper, device)
+            norm_on_flat_buffer(wrapper, device)
             given = getattr(wrapper, "get_grads_for_norm", None)
 
             def gradients(for_clipping: bool = False) -> Any:
@@ -90,7 +90,7 @@ class Steps:
 if __name__ == "__main__":
     steps = Steps(Path(sys.argv[1]) / f"counts-{os.environ['RANK']}.jsonl")
     train.compute = steps.counted_passes(train.compute)
-    deepspeed_patches.measure_whole = steps.counted_norms(deepspeed_patches.measure_whole)
+    deepspeed_patches.norm_on_flat_buffer = steps.counted_norms(deepspeed_patches.norm_on_flat_buffer)
     RunLog.step = steps.counted_step(RunLog.step)  # type: ignore[method-assign]
     if "FAKE_GPU_STACKS" in os.environ:
         show_waits()

@@ -1,17 +1,32 @@
 """The norm and the clipping of flat sums are those of the tensors in them; looking once decides as looking often."""
 
+import warnings
+from functools import reduce
+from importlib import import_module
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from pretrain.distributed.deepspeed_patches import look_once, mark_not_finite, measure_whole
+from data_pipeline.errors import UserError
+from pretrain.distributed.deepspeed_patches import (
+    SOURCES,
+    VERSION,
+    WRAPPERS,
+    check_sources,
+    check_wrapper,
+    mark_not_finite,
+    norm_on_flat_buffer,
+    skip_overflow_scan,
+)
+from tests.command_line import ROOT
 
 SIZES = ((7, 300, 1), (64,))
 
 
 def wrapper_of(flats: list[torch.Tensor]) -> SimpleNamespace:
-    """What measure_whole looks at of DeepSpeed's optimizer at stage 1 in bf16; flats end with padding."""
+    """What norm_on_flat_buffer looks at of DeepSpeed's optimizer at stage 1 in bf16; flats end with padding."""
     parts = [list(flat[: sum(of)].split(of)) for flat, of in zip(flats, SIZES, strict=True)]
     tensors = [tensor for group in parts for tensor in group]
     return SimpleNamespace(
@@ -31,7 +46,7 @@ def test_flat_sums_have_the_norm_of_their_tensors_and_are_clipped_alike() -> Non
         flats[0][-3:] = flats[1][-3:] = 1e6  # padding: nothing may read it
         wrapper = wrapper_of(flats)
         if whole:
-            measure_whole(wrapper, torch.device("cuda"))
+            norm_on_flat_buffer(wrapper, torch.device("cuda"))
         measured, experts = wrapper.get_grads_for_norm()
         assert experts == {}
         norm = get_global_norm_of_tensors(input_tensors=measured)
@@ -48,7 +63,7 @@ def test_flat_sums_have_the_norm_of_their_tensors_and_are_clipped_alike() -> Non
 
 def test_a_cpu_keeps_the_norms_of_its_tensors() -> None:
     wrapper = wrapper_of([torch.ones(sum(of) + 3) for of in SIZES])
-    measure_whole(wrapper, torch.device("cpu"))
+    norm_on_flat_buffer(wrapper, torch.device("cpu"))
     assert len(wrapper.get_grads_for_norm()[0]) == 4
 
 
@@ -79,12 +94,69 @@ def test_gradients_are_unscaled_and_clipped_as_by_deepspeed(
     ours, theirs = gradient.clone(), gradient.clone()
     norm = torch.tensor(true_norm * scale)
     DeepSpeedZeroOptimizer.unscale_and_clip_grads(wrapper, [theirs], norm)
-    look_once(wrapper)
+    skip_overflow_scan(wrapper)
     wrapper.unscale_and_clip_grads([ours], norm)
     assert torch.equal(ours, theirs)
 
 
 def test_an_offloaded_step_looks_as_before() -> None:
     wrapper = SimpleNamespace(single_partition_of_fp32_groups=[], cpu_offload=True)
-    look_once(wrapper)
+    skip_overflow_scan(wrapper)
     assert not hasattr(wrapper, "has_overflow")
+
+
+@pytest.fixture
+def deepspeed() -> Any:
+    """DeepSpeed, whose imports warn of torch's and its own old names."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import deepspeed
+
+        for module in SOURCES:
+            import_module(module)
+    return deepspeed
+
+
+def test_the_pinned_release_is_the_installed_one_and_unchanged(deepspeed: Any) -> None:
+    assert f"deepspeed=={VERSION}" in (ROOT / "pyproject.toml").read_text()
+    check_sources(deepspeed.__version__)
+
+
+@pytest.mark.parametrize("version", ["0.19.6", "0.19.9", "0.20.0"])
+def test_another_release_is_refused(version: str, deepspeed: Any) -> None:
+    with pytest.raises(UserError, match=rf"version {version} is installed.*expected {VERSION}.*pip install"):
+        check_sources(version)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, functions in SOURCES.items() for name in functions]
+)
+def test_a_function_with_another_text_is_refused(
+    module: str, name: str, deepspeed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renamed or rewritten: red without the comparison of its text."""
+    holder, _, last = f"{module}.{name}".rpartition(".")
+    owner = reduce(getattr, name.split(".")[:-1], import_module(module))
+    monkeypatch.setattr(owner, last, lambda *arguments: None)
+    with pytest.raises(UserError, match=rf"{holder}\.{last} is not that of version {VERSION}"):
+        check_sources(VERSION)
+    monkeypatch.delattr(owner, last)
+    with pytest.raises(UserError, match=rf"{last} is not that of version"):
+        check_sources(VERSION)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_that_lacks_what_is_read_of_it_is_refused(name: str) -> None:
+    attributes = WRAPPERS[name].split()
+    check_wrapper(type(name, (), dict.fromkeys(attributes))(), None)
+    for gone in attributes:
+        left = dict.fromkeys(set(attributes) - {gone})
+        with pytest.raises(RuntimeError, match=f"{name} lacks {gone}$"):
+            check_wrapper(type(name, (), left)(), None)
+
+
+def test_an_unknown_wrapper_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="wraps the optimizer in ZenFlow"):
+        check_wrapper(type("ZenFlow", (), {})(), None)
+    optimizer = object()
+    check_wrapper(optimizer, optimizer)

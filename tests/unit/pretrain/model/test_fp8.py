@@ -15,7 +15,8 @@ from pretrain.config.encoder import EncoderSettings
 from pretrain.distributed.deepspeed_patches import refuse_unsupported
 from pretrain.model import encoder
 from pretrain.model.batch import MicroBatch
-from pretrain.model.encoder import GRADIENTS, VALUES, Fp8Linear, in_fp8, multiply, use_fp8
+from pretrain.model.encoder import GRADIENTS, VALUES, Fp8Linear, in_fp8, use_fp8
+from pretrain.model.torch_internals import scaled_product
 from pretrain.objectives.registry import load
 from tests.factories.models import fresh_model
 
@@ -173,10 +174,10 @@ def test_an_encoder_in_fp8_learns_as_one_in_bf16(monkeypatch: pytest.MonkeyPatch
 
     def counted(a: Tensor, *arguments: Any, **options: Any) -> Tensor:
         products.append(a.shape)
-        return multiply(a, *arguments, **options)
+        return scaled_product(a, *arguments, **options)
 
     plain = losses_in_bf16(steps, in_fp8_too=False)
-    monkeypatch.setattr(encoder, "multiply", counted)
+    monkeypatch.setattr(encoder, "scaled_product", counted)
     found = losses_in_bf16(steps, in_fp8_too=True)
     assert len(products) == 3 * 2 * 6 * steps
     assert sum(plain[-10:]) / 10 < 3.3
