@@ -1,6 +1,9 @@
-"""Check a run before any rank starts, in one process and without torch, so that errors show within a second.
+"""Check a run before any rank starts, claim its folder, and settle the micro-batches that its settings leave open.
 
-The ranks check the same again, since a launcher may have started them elsewhere.
+`check_start` runs in one process before any rank starts, and writes nothing. It does without torch, so that errors show
+within a second, and imports it only where it must: to look at GPUs, to count the parameters or the memory of a model,
+to read the tasks of train.probe, and to read a mirror. The ranks check the same again, since a launcher may have
+started them elsewhere. They open the folder (start.py) and settle the micro-batches together.
 """
 
 import fcntl
@@ -44,10 +47,8 @@ if TYPE_CHECKING:
     from pretrain.distributed.world import World
 
 
-# Claim the folder of a run: compute the run's identity, check that the folder belongs to it, and lock it.
-#
-# Does not import torch: the command line calls this before any rank starts.
-
+# Claim the folder of a run: check that it belongs to the run's identity, count the attempt, and lock it. This part
+# never imports torch.
 
 WRITTEN = (
     *(
@@ -230,14 +231,12 @@ def refuse_locked(folder: Path) -> None:
         lock(folder).close()
 
 
-# Settle train.micro_batch where it is 0, before anything of the run is checked, written or built.
+# Settle train.micro_batch where it is 0: the ranks do so before anything of the run is checked, written or built.
 #
 # A run that has begun keeps what it chose, at another number of ranks and on other GPUs too: the micro-batch is among
 # the conditions of a bit-exact resume. Otherwise the first rank chooses, from the smallest GPU of all ranks, and the
 # others are told: counted by each for itself, ranks with different GPUs would pack different micro-batches. From there
 # on the settings hold the number, as if it had been given: in config.yaml, in checkpoints and on W&B.
-#
-# Does not import torch unless a GPU's memory is to be counted.
 
 
 def settled(config: RunConfig, world: "World") -> tuple[RunConfig, list[str]]:
@@ -330,6 +329,9 @@ def _fits(phase: Phase, ranks: int, memory: float) -> int:
             remedy="a higher zero.stage, train.activation_checkpointing=true, zero.offload=cpu, or more GPUs",
         )
     return found.largest_micro_batch
+
+
+# Check the run in one process, before any rank starts.
 
 
 def check_start(config: RunConfig) -> str:

@@ -1,7 +1,9 @@
-"""Copy a rank's micro-batches to its device, each while the previous one is computed.
+"""Copy a rank's micro-batches to its device, each while the previous one is computed; compile the model for them.
 
 The loader's thread reads and packs. A second thread, here, makes tensors: padded to the run's static shape if there
 is one, and for a GPU in page-locked memory, copied on a separate stream.
+
+A model is compiled for micro-batches of one shape: a run has a static shape where its model is compiled.
 """
 
 import shutil
@@ -33,8 +35,7 @@ from pretrain.preflight.check_run import Plan
 from pretrain.training.progress import Position
 from pretrain.training.stream_memory import StreamMemory
 
-# Decide whether a run compiles its model, and compile it for one shape.
-
+# Whether a run compiles its model, and the compilation for one shape.
 
 CPU_FLOPS = 1e11
 """Operations per second assumed for a CPU when estimating the length of a run."""
@@ -97,7 +98,7 @@ def compile_model(model: nn.Module, example: MicroBatch, console: Console, memor
     the number of examples with tokens may differ (`MicroBatch.borders`).
 
     Computes gradients once and discards them. Prints progress on the console; returns the seconds taken."""
-    # as determinism.py has set it already, but this tells the compiler, too
+    # as `set_arithmetic` (distributed/world.py) has set it already, but this tells the compiler, too
     torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
     # not model.compile, which would trace the hooks of DeepSpeed too; from the class, since a phase may compile anew
     forward = MethodType(type(model).forward, model)
@@ -130,6 +131,9 @@ def eager(model: nn.Module) -> Iterator[None]:
     finally:
         if compiled is not None:
             model.forward = compiled
+
+
+# The feed of micro-batches to the device, and the dropout that they are computed with.
 
 
 def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:

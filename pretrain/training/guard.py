@@ -1,8 +1,12 @@
-"""Decide from each global batch's loss whether to accept it, skip it, roll back or end the run.
+"""Decide whether to accept a global batch, skip it, roll back or end the run, and average its loss terms for the log.
 
-Two checks: a gradient that is not finite (train.on_nan), which the engine has not applied; and a loss spike
-(train.on_spike), as in OLMo's SkipStepOptimizer: more than `spike_sigma` standard deviations above the mean of the
-last `spike_window` accepted losses. All ranks see the same numbers, so all decide the same.
+The guard makes two checks: of a gradient that is not finite (train.on_nan), which the engine has not applied; and of a
+loss spike (train.on_spike), as in OLMo's SkipStepOptimizer: more than `spike_sigma` standard deviations above the mean
+of the last `spike_window` accepted losses. All ranks see the same numbers, so all decide the same.
+
+The meter averages over the global batches between two log lines. Its values stay on the device as (sum, count) until a
+log step, which sums them over ranks in one all-reduce. The figures are those of the whole global batch for any
+sharding, and no other step waits for the device because of them.
 """
 
 import math
@@ -117,11 +121,7 @@ def poisoned(loss: Tensor) -> Tensor:
     return loss * torch.nan
 
 
-# Average the terms of micro-batches over the global batches between two log lines.
-#
-# Values stay on the device as (sum, count) until a log step, which sums them over ranks in one all-reduce. The figures
-# are those of the whole global batch for any sharding, and no other step waits for the device.
-
+# The meter of loss terms and metrics.
 
 LARGEST_EXPONENT = 700.0
 """Largest exponent whose exp is finite in float64."""

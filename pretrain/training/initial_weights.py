@@ -1,4 +1,11 @@
-"""Read the weights of a Hugging Face folder and change them, step by step, to those that a run starts from."""
+"""Load the weights that a run starts from: those of a checkpoint, or of a folder, changed step by step to the run's.
+
+STEPS lists what happens to the weights of a Hugging Face folder: among other things, tables get rows for new words and
+longer texts. A phase of longer examples has its positions extended in the same way.
+
+Shape legend: V old entries of a vocabulary, N new ones; P positions of the model that a run starts from, L positions of
+the run, E embedding size. Further dimensions of a table by entries (the embedding size, or none of a bias) stay.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,10 +40,7 @@ from pretrain.training.initial_weights_check import (
 )
 from pretrain.training.progress import Position, position_of
 
-# Extend the tensors that have a row for each entry of a vocabulary by rows of new words.
-#
-# Shape legend: V old entries, N new ones; further dimensions (the embedding size, or none of a bias) stay.
-
+# Rows of new words, for the tensors that have a row for each entry of a vocabulary.
 
 Pieces = Sequence[Sequence[int]]
 """For each new entry the old ids that its text was cut into; none where the old vocabulary does not know its text."""
@@ -77,9 +81,7 @@ def count_unknown(pieces_N: Pieces) -> int:
     return sum(not pieces for pieces in pieces_N)
 
 
-# Extend a table of learned positions to longer texts.
-#
-# Shape legend: P positions of the model that a run starts from, L positions of the run, E embedding size.
+# Rows of learned positions, for longer texts.
 
 
 def repeated(table_PE: Tensor, fresh_LE: Tensor) -> Tensor:
@@ -113,6 +115,9 @@ EXTENSIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "fresh": with_fresh_rows,
 }
 """By the value of init_positions: (the trained rows, fresh ones for the whole length) -> the first table so long."""
+
+
+# The weights of a Hugging Face folder, changed to those of the run.
 
 
 @dataclass
@@ -238,7 +243,7 @@ STEPS: tuple[Callable[[InitialWeights], None], ...] = (
 """What happens to the weights of a folder, in this order."""
 
 
-# Give a phase of longer examples first vectors for all its positions, from those that shorter ones have trained.
+# The positions of a phase with longer examples, from those that shorter ones have trained.
 
 
 @torch.no_grad()

@@ -1,8 +1,11 @@
-"""Check, by the headers of its files alone, that a Hugging Face folder holds the whole encoder of a run.
+"""Check that a run can start from what init_from names, a Hugging Face folder or a checkpoint, before a model is built.
 
-Without torch, so that a preparation of hours need not be followed by a refusal. What tables of names tell is checked
-here: tensors of another kind of model, layers that lack one, shapes that differ. The loader checks all again, of heads
-and of tensors that are stored in another form too.
+Only small files are read, and the headers of large ones, without torch. The command line checks before it prepares
+data and before any rank starts, so that a preparation of hours need not be followed by a refusal.
+
+Of a Hugging Face folder, what tables of names tell is checked here: tensors of another kind of model, layers that lack
+one, shapes that differ. The loader (initial_weights.py) checks all again, of heads and of tensors that are stored in
+another form too.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,6 +24,8 @@ from pretrain.huggingface.folder import stored_headers
 from pretrain.huggingface.registry import check_config, check_vocabulary, family_of
 from pretrain.preflight.check_run import Plan, identity_of
 from pretrain.run.folder import model_folders, refuse_another
+
+# Whether a Hugging Face folder holds the whole encoder of a run, by the headers of its files alone.
 
 KINDS = ("", ".weight", ".bias")
 BARE = ("weight", "target", "for_content", "for_position", "for_segment", "segments")
@@ -154,7 +159,7 @@ def _stated_shapes(table: Table, encoder: EncoderSettings) -> dict[str, tuple[in
     }
 
 
-# Check by small files, and the headers of large ones, without torch, that a run can start from a folder.
+# Whether a run can start from a Hugging Face folder: its vocabulary, its settings and its headers.
 
 
 def check_vocabulary_there(config: RunConfig) -> None:
@@ -201,8 +206,7 @@ def check_hugging_face(config: RunConfig, vocabulary: Vocabulary) -> Vocabulary:
     return old
 
 
-# Check the model that init_from names by its small files, without torch, before any rank starts.
-
+# Whether a run can start from the model that init_from names, a Hugging Face folder or a checkpoint.
 
 MODEL = (
     "vocabulary",

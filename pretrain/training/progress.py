@@ -1,4 +1,11 @@
-"""Track a run's progress batch by batch, read it, validated, from a checkpoint's state, and tell where a phase ends."""
+"""Agree with all ranks on the counts of each global batch, track a run's position, and tell where its phases end.
+
+One small all-reduce per step carries the counts that normalise the loss, the number of micro-batches and requests to
+stop. It is issued for the next step before this one computes, so that no rank waits for it.
+
+A `Position` counts the batches and the accepted updates of a run. A checkpoint's state holds it, and what is read from
+there is validated.
+"""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +26,7 @@ from pretrain.run.files import is_count, is_number
 from pretrain.run.time_budget import NOT_MEASURED, Ahead, TimeBudget, shares_of
 from pretrain.training import rank_timing
 
-# Agree with all ranks on the counts of the next global batch, one step ahead.
-#
-# One small all-reduce per step carries the counts that normalise the loss, the number of micro-batches and requests to
-# stop. It is issued for the next step before this one computes, so that no rank waits for it.
+# The counts of the next global batch, on which all ranks agree one step ahead.
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,9 @@ def _announce(
 def _of_all(lines: tuple[str, ...], world: World) -> tuple[str, ...]:
     """Merge the messages of all ranks without duplicates: ranks that share a stream find the same damage."""
     return tuple(sorted({line for said in world.gather(list(lines)) for line in said}))
+
+
+# The position of a run, and where its phases end.
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""Check a run with all ranks connected: print one summary before the first step, or raise the same error on all ranks.
+"""Open a run's folder with all ranks connected, check what needs them all, and print a summary before the first step.
 
-check_run.py checks the settings and the shards. This module checks what needs all ranks: disk space for the
-checkpoints, whether the ranks reach each other and how fast, and the resulting batches.
+What needs all ranks: disk space for the checkpoints, whether the ranks reach each other and how fast, and the resulting
+batches. An error is raised on all ranks alike. preflight/check_run.py checks the settings and the shards;
+before_ranks.py does what one process can do before any rank starts.
 """
 
 import math
@@ -177,7 +178,7 @@ def summary(
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-# Open the folder of a recipe's run, new or existing, so that one process holds it and all ranks see it.
+# Open the folder of a recipe's run, new or existing: one process holds it, and all ranks see it.
 
 
 def open_on_all_ranks(

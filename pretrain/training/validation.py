@@ -1,4 +1,7 @@
-"""Evaluate the model on the shards' held-out examples: the same ones every time."""
+"""Evaluate the model while it trains: on the shards' held-out examples, and on a small task.
+
+The held-out examples are the same ones every time.
+"""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -119,10 +122,9 @@ def _baselines(micro_batches: list[MicroBatch], plan: Plan, world: World) -> tup
     return found, most
 
 
-# Score the model on a small task while it trains (train.probe).
-#
-# The first rank gets the weights of all, as transformers' model of what the run exports, and scores it; the others
-# wait. Training keeps the same bits as without: the engine is only read, and no generator of training is drawn from.
+# The small task (train.probe). The first rank gets the weights of all, as transformers' model of what the run exports,
+# and scores it; the others wait. Training keeps the same bits as without: the engine is only read, and no generator of
+# training is drawn from.
 
 
 class Probe:
