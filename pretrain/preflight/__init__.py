@@ -1,7 +1,11 @@
-"""Forecast the memory, time and cost of a run on a given number of GPUs.
+"""Check a run before it starts, and forecast its memory, time and cost on a given number of GPUs.
 
+ranges.py     the allowed values of each setting
+validate.py   values out of range, and settings that contradict each other
+check_run.py  the settings beside the shards, a plan of each phase, the run's identity, and disk space
 gpus.py       datasheet figures of GPUs and their links
-memory.py     bytes per rank, from the real model on the meta device
+memory.py     bytes per rank, and operations of a pass, from the real model on the meta device
 step_time.py  seconds per step: arithmetic, optimizer, communication, the slowest rank
 forecast.py   all of it for one run, with warnings
+show.py       a forecast as tables, or as plain values
 """

@@ -1,7 +1,7 @@
-"""Check everything that a run needs before it starts.
+"""Check everything that a run needs before it starts, and derive the plan of each phase and the run's identity.
 
-Errors in shards, vocabulary, lengths and batch are found here, before the first rank starts. Does not import torch,
-which takes seconds.
+Errors in shards, vocabulary, lengths and batch, and a lack of disk space, are found here, before the first rank starts.
+Does not import torch, which takes seconds.
 """
 
 import math
@@ -379,8 +379,7 @@ def run_identity(plans: list[Plan]) -> dict[str, Any]:
     }
 
 
-# Check for enough disk space for a run's checkpoints, without torch, so that the check is immediate.
-
+# Disk space for a run's checkpoints. Counting parameters takes torch: `surely_has_room` needs their upper bound alone.
 
 BYTES_PER_WEIGHT = 12
 """Bytes per parameter in a checkpoint: the weight and both moments, fp32. At most: Muon has one moment of a matrix."""

@@ -1,4 +1,4 @@
-"""Forecast the memory and time of a run on a cluster, and collect its warnings."""
+"""Forecast the memory and time of each phase of a run on a cluster, and warn about what does not fit."""
 
 import math
 from bisect import bisect_left
@@ -33,7 +33,7 @@ from pretrain.preflight.step_time import (
     update_operations,
 )
 
-# Warn about problems in a forecast, with what to change.
+# Warnings about problems in a forecast, with what to change.
 
 
 def warnings_of(phase: Phase, found: "Forecast") -> list[str]:
@@ -109,6 +109,8 @@ def warnings_of(phase: Phase, found: "Forecast") -> list[str]:
     ]
     return [line for holds, line in checks if holds]
 
+
+# The forecast of a phase.
 
 DEFAULT_UTILISATION = 0.40
 """Assumed share of the peak, where it is neither stated nor measured on such a GPU."""
@@ -308,7 +310,7 @@ def _vocabulary_size(config: RunConfig) -> int:
 
 def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, cost: PassCost) -> int:
     """Return the operations that the host starts per pass. A model is compiled if its attention is flash attention
-    and ZeRO does not fetch parameters during the pass (training/compile_model.py)."""
+    and ZeRO does not fetch parameters during the pass (`wanted` in training/feed.py)."""
     compiled = (
         config.train.compile != "off" and config.zero.stage < 3 and precision != "fp32" and gpu.has_bf16
     )

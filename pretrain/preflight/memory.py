@@ -1,7 +1,9 @@
-"""Compute the bytes per rank: model states and the peak of one pass.
+"""Compute the bytes per rank: model states, and the peak of one forward and backward pass, with its operations.
 
-Weights, gradients and optimizer state are counted as the engine lays them out at each ZeRO stage; the peak is that of
-one forward and backward pass of the real model (passes.py).
+Weights, gradients and optimizer state are counted as the engine lays them out at each ZeRO stage. The pass is that of
+the real model on the meta device, where tensors have shapes and no storage: it is counted without running it. For it
+torch imports its compiler, which takes longer than the counting; so `pass_costs` keeps what it has counted in the
+user's cache.
 
 Not counted: the CUDA context, NCCL's buffers and fragmentation in the allocator; RESERVED_SHARE reserves memory for
 them.
@@ -35,11 +37,7 @@ from pretrain.objectives.registry import load
 from pretrain.optim.flat_layout import MOMENTS
 from pretrain.optim.param_groups import parameter_groups
 
-# Count the memory and the operations of a forward and backward pass without running it.
-#
-# The pass is that of the real model on the meta device, where tensors have shapes and no storage. For it torch imports
-# its compiler, which takes longer than the counting; so `pass_costs` keeps what it has counted in the user's cache.
-
+# The memory and the operations of a forward and backward pass.
 
 MEASURED_EXAMPLES = (8, 16)
 """Examples in the two passes from which memory is extrapolated."""
@@ -168,6 +166,8 @@ def _write(path: Path | None, costs: list[PassCost]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(costs).encode())
 
+
+# Model states, and the memory of a GPU at each ZeRO stage.
 
 RESERVED_SHARE = 0.08
 """Share of a GPU's memory reserved for CUDA, NCCL and the allocator."""

@@ -1,4 +1,6 @@
-"""Predict the seconds of one step from sizes and links. A model of few terms, each stated.
+"""Predict the seconds of one step from sizes and links, and look up or measure the peak FLOP/s of a device.
+
+The prediction is a model of few terms, each stated:
 
     step = max(arithmetic, launches) x (1 + straggling) + optimizer + communication
 
@@ -25,7 +27,7 @@ import torch
 from pretrain.distributed.deepspeed_patches import BUCKET_ELEMENTS
 from pretrain.preflight.gpus import LINK_EFFICIENCY, NVLINK, PCIE, Gpu, data_sheet
 
-# Look up or measure the peak FLOP/s of a device.
+# The peak FLOP/s of a device, looked up or measured.
 
 
 def peak_flops(device: torch.device, stated_tflops: float) -> float:
@@ -54,6 +56,8 @@ def peak_source(device: torch.device, stated_tflops: float) -> str:
     return "data sheet" if peak_flops(device, 0.0) else "unknown"
 
 
+# The terms of a step.
+
 DEVIATION = 0.01
 """Standard deviation of a rank's step time, as a share of the step time."""
 BYTES_PER_PARAMETER = 42
@@ -70,7 +74,7 @@ next."""
 EAGER_PER_PASS, COMPILED_PER_PASS = 143, 180
 """Per micro-batch, whatever the number of layers: copies of the batch, deterministic gradients of lookups, which sort
 in several kernels, sums of the loss and the meter, and in a compiled model the operators that stay whole. Counted for
-two layers of 46 tensors at stage 1 in bf16: 437 = 248 + 46 + 143 and 334 = 2 x 54 + 46 + 180, where passes.py has 248
+two layers of 46 tensors at stage 1 in bf16: 437 = 248 + 46 + 143 and 334 = 2 x 54 + 46 + 180, where memory.py has 248
 operations, 54 of them products, and 46 are `PER_GRADIENT`."""
 PER_GRADIENT = {"bf16": (2, 1, 3, 2), "fp16": (2, 2, 3, 2), "fp32": (1, 1, 3, 2)}
 """Per tensor and micro-batch, by ZeRO stage. Stage 1 in bf16: one addition to the fp32 sum (`add_in_one_pass`). Stage 0

@@ -1,4 +1,8 @@
-"""Check a RunConfig, and report all wrong settings in one UserError."""
+"""Check a RunConfig for values out of range and contradictory settings, and report all of them in one UserError.
+
+A `Rule` states one combination of settings that is not allowed, and what to set instead. The functions of GROUPS, and
+`schedule_rules`, list them by subject. The ranges of single values are in ranges.py.
+"""
 
 import copy
 from collections.abc import Callable, Collection, Iterator
@@ -23,8 +27,6 @@ from pretrain.objectives.registry import ENCODER_VARIANTS, OBJECTIVES, registere
 from pretrain.optim.schedule import updates
 from pretrain.preflight.ranges import CHOICES, RANGES, out_of_range, value_of
 
-# Define a rule: a combination of settings that is not allowed.
-
 
 class Rule(NamedTuple):
     """A combination of settings that is not allowed."""
@@ -36,7 +38,7 @@ class Rule(NamedTuple):
     """What to set instead."""
 
 
-# List rules of the data: what fits the objective, and what exact mode supports.
+# Rules of the data: what fits the objective, and what exact mode supports.
 
 
 def data_rules(config: RunConfig) -> list[Rule]:
@@ -152,7 +154,7 @@ def exact_mode_rules(config: RunConfig) -> list[Rule]:
     ]
 
 
-# List rules of the model: of the objective's encoder, and of any encoder.
+# Rules of the model: of the objective's encoder, and of any encoder.
 
 
 def objective_rules(config: RunConfig) -> list[Rule]:
@@ -272,8 +274,7 @@ def _changed_of(config: RunConfig, name: str) -> str:
     return next((key for key, value in found if value != defaults.get(key)), "")
 
 
-# List rules of the places that a run reads and writes.
-
+# Rules of the places that a run reads and writes.
 
 KEYS_IN_ENVIRONMENT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the store's own package reads"
 
@@ -316,7 +317,7 @@ def place_rules(config: RunConfig) -> list[Rule]:
     ]
 
 
-# List rules of the training: batch, optimizer, ZeRO, length and schedule.
+# Rules of the training: batch, optimizer, precision, ZeRO, length and schedule.
 
 
 def training_rules(config: RunConfig) -> list[Rule]:
@@ -469,8 +470,7 @@ def _together(lengths: Collection[float], steps: int) -> float:
     return sum(updates(length, steps) for length in lengths if length <= steps)
 
 
-# Find settings that contradict each other, with what to change.
-
+# Find the values out of range and the broken rules, each with what to change.
 
 GROUPS = (
     place_rules,
