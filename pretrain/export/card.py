@@ -1,4 +1,8 @@
-"""Write the model card, README.md of the exported folder, from the run's own records."""
+"""Write the model card, README.md of the exported folder, from the run's own records.
+
+A card is published: it shows only the last name of files and folders, nothing in URIs that could be secret, and only
+the settings that decide the result. Its sentence with a blank is never one of the model's text, which may be private.
+"""
 
 import re
 import unicodedata
@@ -37,11 +41,7 @@ from pretrain.run.metrics import (
 from pretrain.run.metrics_log import read_metrics
 from pretrain.run.task_scores import HEADS, TaskScore, read_task_scores
 
-# Write the model card's section on how to reproduce the model, without private data.
-#
-# It shows only the last name of files and folders, nothing in URIs that could be secret, and only the settings that
-# decide the result.
-
+# The section on how to reproduce the model, without private data.
 
 PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")
 """Settings that name files or folders."""
@@ -133,11 +133,10 @@ def _places(value: Any) -> Any:
     return [name_only(str(v)) for v in value] if isinstance(value, list) else name_only(str(value))
 
 
-# Estimate a range of energy from device-hours, and state its assumptions.
+# The energy, a range estimated from device-hours, with its assumptions.
 #
 # kWh = device-hours x maximum power of the device x load x PUE. Nothing is measured, so load and PUE are ranges, and
-# so is the result. There is no estimate for a device that is not in the table.
-
+# so is the result. There is no estimate for a device that is not in DATA_SHEETS (preflight/gpus.py).
 
 LOAD = (0.5, 1.0)
 """Share of the maximum power that a device draws in training."""
@@ -176,11 +175,8 @@ def estimate(attempts: Iterable[Attempt]) -> Energy | None:
     return Energy(hours * LOAD[0] * PUE[0], hours * LOAD[1] * PUE[1])
 
 
-# Choose a sentence with a blank in the language of a model's text, for its card.
-#
-# It is never a sentence of the text itself: a card is published, and the text may be private. Where no language is
-# stated, the text shows one: by its script, or by the words that every text of a language has.
-
+# A sentence with a blank in the language of the model's text. Where no language is stated, the text shows one: by its
+# script, or by the words that every text of a language has.
 
 BLANK = "{mask}"
 SENTENCES = {
@@ -267,6 +263,8 @@ def language_of(texts: Iterable[str]) -> str:
     (best, most), (_, second) = hits.most_common(2)
     return best if most >= _ENOUGH and most > 1.3 * second else ""
 
+
+# The card and its README.md.
 
 Facts = Mapping[str, "str | Mapping[str, object]"]
 """Section title -> a paragraph, or a table of names and values."""
@@ -432,12 +430,7 @@ def _cell(value: object) -> str:
     return " ".join(shown.split()).replace("|", "\\|")
 
 
-# Collect the model card's facts about data, recipe, training, hardware and scores from a run folder and its
-# checkpoint.
-#
-# A card is published: it shows only the last name of files and folders, nothing in URIs that could be secret, and only
-# the settings that decide the result.
-
+# The facts about data, recipe, training, hardware and scores, from a run folder and its checkpoint.
 
 MOST_NAMED = 20
 """Sources that a card names; the others are counted."""

@@ -1,4 +1,4 @@
-"""Export weights to a folder that transformers loads, only if it computes the same logits."""
+"""Export weights, or a run's checkpoint, to a folder that transformers loads, only if it computes the same logits."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def with_own_inputs(family: Family, config: RunConfig) -> Family:
 
 def _input_format(data: DataSettings) -> Config:
     """Return the fields of config.json which state that a model was trained on other pairs than [CLS] A [SEP] B [SEP]:
-    pretrain/evaluate/downstream/shards reads them."""
+    pretrain/tasks/encoders.py reads them."""
     if data.separators not in SEPARATORS[1:]:
         return {}
     return {"separators": data.separators, "separator_gap": data.separator_gap}
@@ -197,7 +197,7 @@ def _folder_when_whole(out: Path, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-# Export a run or checkpoint folder to a Hugging Face folder, with its model card and parity proof.
+# The export of a run or checkpoint folder, with its model card and parity proof.
 
 
 class Exported(NamedTuple):

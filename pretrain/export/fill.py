@@ -1,4 +1,7 @@
-"""Fill blanks in sentences with the likeliest words of an exported model."""
+"""Fill blanks with a model's likeliest words: in given sentences, and in held-out text when a run is exported.
+
+An exported model fills the sentences. The answers in held-out text are written to the run folder with the true words.
+"""
 
 import json
 import reprlib
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
+# Blanks in sentences, filled by an exported model, and a description of those that a run's export has filled.
 
 Guesses = list[tuple[str, float]]
 """Words and their probabilities, likeliest first."""
@@ -143,8 +147,7 @@ def _guesses(found: object) -> Guesses:
     return [(str(word), number(share) or 0.0) for word, share in pairs]
 
 
-# Fill blanks in held-out text with a model, and write its answers and the true words to the run folder.
-
+# Blanks in held-out text, filled at an export.
 
 MAX_SAMPLES, GUESSES = 8, 3
 CONTEXT = 12

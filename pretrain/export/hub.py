@@ -1,6 +1,7 @@
-"""Upload the files of an export to a Hugging Face hub repository in one commit.
+"""Gather the files of an export, each checked against its hash, and upload them to the Hugging Face hub in one commit.
 
-The only import of huggingface_hub.
+Only known names are listed: other contents of a folder (checkpoints, logs, keys) are never uploaded. Nothing but `push`
+uses the network. The only import of huggingface_hub.
 """
 
 import hashlib
@@ -25,10 +26,7 @@ from pretrain.huggingface.registry import FAMILIES
 from pretrain.run.files import is_count
 from pretrain.run.folder import EXPORT, RUN, model_folders
 
-# List the files of an export that may be uploaded, each checked against its hash. No network here.
-#
-# Only known names are listed: other contents of a folder (checkpoints, logs, keys) are never uploaded.
-
+# The files of an export that may be uploaded.
 
 PLACEHOLDER = "THIS_MODEL"
 """Placeholder in a card's snippets for the folder, or for the model's name on the hub, which a push inserts."""
@@ -133,6 +131,8 @@ def _note(folder: Path) -> dict[str, Any]:
         raise UserError("has no proof of equal logits", where=path, remedy="export again")
     return note
 
+
+# The metadata of a card, as the hub formats it, and the upload.
 
 TIMEOUT = (10.0, 120.0, 120.0, 10.0)
 """Timeout in seconds to connect, read, write and wait for a connection: huggingface_hub's own client has none."""

@@ -1,4 +1,7 @@
-"""Write the tokenizer files for transformers, with equal ids, from a tokenizer.json."""
+"""Write the tokenizer files for transformers, with equal ids, of a model or of an extended vocabulary.
+
+The ids are those of the tokenizer.json from which the files are made.
+"""
 
 import json
 from collections.abc import Mapping
@@ -137,8 +140,7 @@ def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path, cls_last: bool
         raise UserError(f"the exported tokenizer adds no {vocabulary.specials.cls}", where=folder)
 
 
-# Write the tokenizer of an extended vocabulary for transformers, as that of the folder which it extends.
-
+# The tokenizer of an extended vocabulary, as that of the folder which it extends.
 
 MAX_LENGTH = 512
 """Longest text of a tokenizer whose old folder states none."""
