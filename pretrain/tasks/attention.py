@@ -1,8 +1,12 @@
-"""Measure what attention does with each kind of token, above all [SEP], on the held-out examples of prepared shards.
+"""Read and change attention weights of models, and measure what attention does with each kind of token.
 
-Clark et al. 2019 (arXiv 1906.04341, section 3): the share of attention that each head gives to a kind of token, on text
-without masks, and the magnitude of the gradient of the masked loss to the attention weights, on masked text. Beside
-that the attribution, weight times gradient, and the causal check: what the loss becomes where nothing attends to [SEP].
+The task `attention` measures that on the held-out examples of prepared shards, above all for [SEP]. From Clark et al.
+2019 (arXiv 1906.04341, section 3): the share of attention that each head gives to a kind of token, on text without
+masks, and the magnitude of the gradient of the masked loss to the attention weights, on masked text. Beside that the
+attribution, weight times gradient, and the causal check: what the loss becomes where nothing attends to [SEP].
+
+No other module uses transformers' registry of attention functions. The task `pairs` changes attention by `controlled`
+too.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +42,7 @@ from pretrain.tasks.held_out import (
 from pretrain.tasks.likelihood import projected_rows
 from pretrain.tasks.settings import EvaluationSettings
 
-# Read and change attention weights of transformers' models: the only use of its registry of attention functions.
+# Register an attention function of ours with transformers: it shows the weights of a forward pass, and changes them.
 
 
 NAME = "maskmill_attention"
@@ -108,6 +112,9 @@ def controlled(model: PreTrainedModel, attention: Attention) -> Iterator[Attenti
         yield attention
     finally:
         _IN_USE.pop()
+
+
+# Measure attention by kind of token, and the loss without attention to [SEP].
 
 
 CLASSES = ("cls", "sep_mid", "sep_end", "punctuation", "mask", "other_a", "other_b")

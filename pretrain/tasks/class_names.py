@@ -1,9 +1,12 @@
-"""Read the outputs of models that others fine-tuned as the classes of a task's files: by the names that published
-models give them, or, where they have none, in the order that is usual or that a setting states.
+"""Read the outputs of models that others fine-tuned as the classes of a task's files.
+
+They are read by the names that published models give them, or, where they have none, in the order that is usual or
+that a setting states.
 
 Sources: names and orders are those of Hugging Face's data set `glue` (huggingface.co/datasets/nyu-mll/glue), by which
-transformers' run_glue.py numbers classes. Other models of NLI without names, as TextAttack's of MNLI, have the order of
-Google's run_classifier.py: contradiction, entailment, neutral (github.com/QData/TextAttack/issues/684)."""
+transformers' run_glue.py numbers classes. Other models of NLI without names, as TextAttack's of MNLI, have the order
+of Google's run_classifier.py: contradiction, entailment, neutral (github.com/QData/TextAttack/issues/684).
+"""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,6 +1,7 @@
-"""Classify texts and pairs of texts, or predict a number for them: GLUE and SNLI.
+"""Classify texts and pairs of texts, or predict a number for them: GLUE, SNLI and a user's own files.
 
-GLUE: Wang et al. 2019; the files are read as they were published, quirks included."""
+GLUE: Wang et al. 2019; SNLI: Bowman et al. 2015. Their files are read as they were published, quirks included.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -107,6 +108,9 @@ def is_not_finite(text: str) -> bool:
         return not math.isfinite(float(text))
     except ValueError:
         return False
+
+
+# Fine-tune a classifier or a regression of texts, and score it.
 
 
 METRICS: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
@@ -311,7 +315,7 @@ def _gold(items: Sequence[TextItem], data: TaskData) -> NDArray[Any]:
     return np.array([ids[item.label] if ids else float(item.label) for item in items])
 
 
-# List the tasks of GLUE (Wang et al. 2019) and SNLI (Bowman et al. 2015): their files, labels and metrics.
+# List the tasks of GLUE and SNLI: their files, labels and metrics.
 
 
 PAIR = Columns(("sentence1",), ("sentence2",))
@@ -368,7 +372,7 @@ SUITE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")
 """GLUE without WNLI, which BERT and most later work leave out: its dev examples recur in train with the other label."""
 
 
-# Classify the texts of a user's own files, or predict a number for them.
+# Read a user's own files: which columns hold what, and whether labels are classes or numbers.
 
 
 SECONDS = ("text2", "sentence2", "hypothesis")

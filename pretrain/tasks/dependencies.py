@@ -1,8 +1,11 @@
-"""Predict tags, features, lemmas and dependency trees of Universal Dependencies, scored by the official CoNLL 2018
-scorer.
+"""Predict tags, features, lemmas and dependency trees of Universal Dependencies, and score them.
 
-Words and sentences are the file's own. All columns are learnt together, with a decoder each (van der Goot et al.
-2021)."""
+Words and sentences are the file's own, in CoNLL-U. The scorer is the official one of CoNLL 2018.
+
+All columns are learnt together, with a decoder each (van der Goot et al. 2021): linear taggers, of lemmas too, whose
+rules are the classes, and deep biaffine attention for trees, on an encoder's last layer. Everything is per token, at
+the first token of each word, so that a batch has one shape. The classification token stands for the root.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +29,7 @@ from pretrain.tasks.heads import HEAD_FILE, Output, labels_beside, load_beside, 
 from pretrain.tasks.inputs import IGNORED, Feature, InputBuilder
 from pretrain.tasks.settings import EvaluationSettings
 
-# Predict tags of words and dependency trees: linear taggers and deep biaffine attention on an encoder's last layer.
-#
-# Everything is per token, at the first token of each word, so that a batch has one shape. The classification token
-# stands for the root.
+# Score the tags of words and the arcs between them, and find the best tree.
 
 
 ARC_WIDTH, LABEL_WIDTH, DROPOUT = 768, 256, 0.3
@@ -260,10 +260,8 @@ def written(tree: Tree, columns: dict[str, list[str]], heads: Sequence[int]) -> 
     return "".join("\t".join(row) + "\n" for row in rows) + "\n"
 
 
-# Predict lemmas by classes: the rule that turns a word into its lemma, which other words share.
-#
-# In the manner of UDPipe (Straka 2018, section 3.4): the casing of the lemma, and what to remove and to add around the
-# longest common part.
+# Predict lemmas by classes: the rule that turns a word into its lemma, which other words share. As in UDPipe (Straka
+# 2018, section 3.4), a rule is the casing of the lemma, and what to remove and to add around the longest common part.
 
 
 CASING, PARTS = ";", "¦"
@@ -326,6 +324,9 @@ def _cased(text: str, casing: str) -> str:
         rest = text[start:]
         text = text[:start] + (rest.upper() if step[0] == UPPER else rest.lower())
     return text
+
+
+# Fine-tune a parser on a treebank, and score the columns that it predicts.
 
 
 MEASURED = ("LAS", "UAS", "UPOS", "XPOS", "UFeats", "Lemmas", "CLAS", "MLAS", "BLEX")

@@ -1,4 +1,8 @@
-"""An encoder in any Hugging Face folder, with or without its weights, as the tasks use it."""
+"""Load an encoder of any Hugging Face folder, with or without its weights, and choose how it is computed.
+
+An `Encoder` is the model of a folder; `InMemory` is a model in training; `TwoWay` is two models of one direction
+each, side by side.
+"""
 
 import json
 from collections.abc import Mapping
@@ -74,6 +78,9 @@ def use_threads(threads: int) -> None:
     """Compute with so many CPU threads; 0: as many as there are cores."""
     if threads:
         torch.set_num_threads(threads)
+
+
+# Load an encoder of a folder, or of a model in training.
 
 
 NOT_PRETRAINED = "not pretrained"
@@ -223,8 +230,8 @@ def find_encoders(source: Path) -> list[Path]:
     raise UserError("is no Hugging Face model", where=source, expected="a folder with config.json")
 
 
-# Put the states of two models of one direction each side by side, as ELMo does (Peters et al. 2018): what Devlin et
-# al. 2019, section 5.1, hold against an encoder that reads both ways.
+# Put the states of two models of one direction each side by side, as ELMo does (Peters et al. 2018): the alternative to
+# an encoder that reads both ways, against which Devlin et al. 2019, section 5.1, argue.
 
 
 class States(NamedTuple):

@@ -1,5 +1,7 @@
-"""Read rows of tab-separated files and JSON lines, with the number of the line in every message, and write such lines
-of predictions."""
+"""Read the files of tasks, divide their examples, write predictions, and name where the files are published.
+
+Rows are those of tab-separated files and of JSON lines. Every message has the number of the line.
+"""
 
 import json
 import math
@@ -42,7 +44,7 @@ SOURCES: dict[str, str] = {
 their hashes."""
 
 
-# Find, divide and draw from the examples of a task's files.
+# Find the files of a task, and divide and draw from their examples.
 
 
 SPLITS = ("train", "dev", "test")
@@ -145,6 +147,9 @@ def drawn(split: Split, wanted: float, seed: int) -> Split:
         return split
     order = np.random.Generator(np.random.PCG64([20181011, seed])).permutation(len(split.items))[:count]
     return replace(split, items=[split.items[i] for i in sorted(order.tolist())])
+
+
+# Read rows, and write predictions as JSON lines.
 
 
 Row = dict[str, str]

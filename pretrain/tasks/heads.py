@@ -1,5 +1,14 @@
-"""Tag words by features of a frozen encoder: chosen layers, a BiLSTM and a linear layer are all that is trained (Devlin
-et al. 2019, section 5.3 and Table 7)."""
+"""Define, save and load heads that transformers has no class for: taggers of words and classifiers of texts.
+
+Words are tagged by features of a frozen encoder: chosen layers, a BiLSTM and a linear layer are all that is trained
+(Devlin et al. 2019, section 5.3 and Table 7). The tags of a sentence may be chosen together, by a conditional random
+field over the scores of this tagger or of transformers' own.
+
+Texts are classified by the last token, the only one that sees all of a text in a model that reads in one direction,
+or by a BiLSTM on the encoder (section 5.1).
+
+Heads are safetensors files beside the encoder's own. The parser of dependencies.py is saved in the same way.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +28,7 @@ from data_pipeline.errors import UserError, first_line
 from pretrain.tasks.encoders import tokens_per_pass, width_of
 from pretrain.tasks.inputs import IGNORED, Feature, InputBuilder, collate, scoring_batches, sizes, token_slice
 
-# Define the BiLSTM that reads an encoder's hidden states (Devlin et al. 2019, sections 5.1 and 5.3).
+# Read an encoder's hidden states by a BiLSTM (Devlin et al. 2019, sections 5.1 and 5.3).
 
 
 WIDTH, LAYERS = 768, 2
@@ -60,7 +69,7 @@ class BiLstm(nn.LSTM):
         return Read(states, torch.cat([ends[-2], ends[-1]], -1))
 
 
-# Save and load heads that no class of transformers has: safetensors beside the encoder's own folder.
+# Save and load heads, and define what they return.
 
 
 HEAD_FILE = "head.safetensors"
@@ -253,6 +262,9 @@ class CrfTagger(nn.Module):
         return self
 
 
+# Tag words by features of a frozen encoder, which are computed once for all epochs.
+
+
 def chosen_layers(name: str, count: int) -> range:
     """Return which hidden states of an encoder of `count` layers a setting of `features` stands for; 0 is what the
     embeddings give, `count` the last layer.
@@ -369,8 +381,7 @@ def with_states(
     return found
 
 
-# Classify texts in ways that transformers has no class for: by the last token, the only one that sees all of a text in
-# a model that reads in one direction, or by a BiLSTM on the encoder.
+# Classify texts by their last token, or by a BiLSTM.
 
 
 class TextClassifier(nn.Module):

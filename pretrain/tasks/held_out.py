@@ -1,5 +1,8 @@
-"""Score the heads of pretraining on the held-out examples of prepared shards: masked tokens by what is in their
-place, by segment and by the label of their pair, and the pairs themselves."""
+"""Give held-out examples of prepared shards to an encoder, and score its heads of pretraining on them.
+
+The task `held_out` scores masked tokens by what is in their place, by segment and by the label of their pair, and the
+pairs themselves. The tasks `attention` and `pairs` read the same examples by the same functions.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ from pretrain.tasks.inputs import Input, padded, token_slice
 from pretrain.tasks.likelihood import batches_by_cost, projected_rows, refuse_discriminator
 from pretrain.tasks.settings import EvaluationSettings
 
-# Give examples of prepared shards to an encoder as transformers' models take them, and judge its answers.
+# Give examples to an encoder as transformers' models take them, and judge its answers.
 
 
 READ = 4096
@@ -149,6 +152,9 @@ def judged(logits: torch.Tensor, targets: NDArray[np.int64]) -> tuple[NDArray[np
     wanted = torch.from_numpy(targets).to(logits.device)
     losses = torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="none")
     return losses.double().cpu().numpy(), (logits.argmax(-1) == wanted).cpu().numpy()
+
+
+# Score masked tokens and pairs.
 
 
 KINDS = ("mask", "kept", "random")

@@ -1,4 +1,8 @@
-"""Build an encoder's inputs from texts and words, with its own tokenizer."""
+"""Build an encoder's inputs from texts and words with its own tokenizer, and batches of these inputs.
+
+What is too long is cut; a text beside a question is read in windows that overlap. A feature is an example as a model
+takes it: its inputs, and its targets by the names of the model's arguments.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -345,6 +349,9 @@ def _without_spaces(text: str, start: int, end: int) -> tuple[int, int]:
     return start, max(start, end - (len(piece) - len(piece.rstrip())))
 
 
+# Collect examples as features, cut these into batches of near lengths, and order those of training by a seed.
+
+
 @dataclass(frozen=True)
 class Feature:
     """One example as a model takes it: its sequences, several where it chooses between them, and its targets by the
@@ -356,9 +363,6 @@ class Feature:
     """What the task needs to know of it to score the answer."""
     states: NDArray[np.float16] | None = None
     """(tokens, layers, width): hidden states of a frozen encoder, computed beforehand."""
-
-
-# Cut features into batches of near lengths, and order those of training by a seed.
 
 
 WINDOW_BATCHES = 16

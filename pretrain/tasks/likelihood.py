@@ -1,4 +1,9 @@
-"""Compute the log-likelihood of sentences under a model that predicts words: masked, permuted or left to right."""
+"""Score sentences by their log-likelihood under a model that predicts words: BLiMP, and the perplexity of text.
+
+Nothing is trained. Models are masked, permuted (XLNet) or left to right. A masked model's score of a sentence is its
+pseudo-log-likelihood (Salazar et al. 2020): every token is masked in turn, and the log-probabilities of the true ones
+are added up, not divided by the length.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,6 +30,8 @@ from pretrain.tasks.encoders import Encoder, chosen_device, precision, tokens_pe
 from pretrain.tasks.files import evenly_spaced, hashes, parsed_json, read_lines
 from pretrain.tasks.inputs import Input, InputBuilder, padded, token_slice
 from pretrain.tasks.settings import EvaluationSettings
+
+# Compute the log-likelihood of sentences.
 
 
 class SentenceScores(NamedTuple):
@@ -246,11 +253,7 @@ class Causal(Scorer):
         return [place for place in super().predicted(one) if place]
 
 
-# Score BLiMP (Warstadt et al. 2020): which of two sentences that differ minimally is the likelier one, without
-# training.
-#
-# A masked model's score of a sentence is its pseudo-log-likelihood (Salazar et al. 2020): every token is masked in
-# turn, and the log-probabilities of the true ones are added up, not divided by the length.
+# Score BLiMP (Warstadt et al. 2020): which of two sentences that differ minimally is the likelier one.
 
 
 S_SELECTION = {"s-selection": "argument_structure"}

@@ -1,6 +1,9 @@
-"""Compute the metrics of the tasks: the only imports of scikit-learn, scipy, seqeval and udtools.
+"""Compute the metrics of the tasks, and refuse a task whose libraries are not installed.
 
-All are in percent. Where a metric is not defined, as a correlation with constant predictions, it is 0."""
+All are in percent. Where a metric is not defined, as a correlation with constant predictions, it is 0.
+
+No other module imports scikit-learn, seqeval or udtools. scipy is imported in pretrain/studies/compare.py as well.
+"""
 
 import io
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ except ImportError:  # the extra is for those who evaluate
 
 
 OF_TREES = ("udtools", "ufal.chu-liu-edmonds")
-"""Packages that the task ud alone needs; the last one is imported in heads/parser.py, and may need a compiler."""
+"""Packages that the task ud alone needs; the last one is imported in dependencies.py, and may need a compiler."""
 EXTRA = ("scikit-learn", "scipy", "seqeval", *OF_TREES)
 """Packages of the extra `evaluate`."""
 

@@ -1,8 +1,14 @@
-"""Find the answer to a question in a text: SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018) and files of their shape.
+"""Find the answer to a question in a text, and score it: SQuAD 1.1 and 2.0, and files of their shape.
 
-Texts longer than an input are read in windows that overlap; a window without the answer points to [CLS] (Devlin et al.
-2019, sections 4.2 and 4.3; google-research/bert, run_squad.py). Answers are cut from the text by the characters of
-their tokens."""
+SQuAD: Rajpurkar et al. 2016, 2018. Texts longer than an input are read in windows that overlap; a window without the
+answer points to [CLS] (Devlin et al. 2019, sections 4.2 and 4.3; google-research/bert, run_squad.py). Answers are cut
+from the text by the characters of their tokens, and written as run_squad.py writes them.
+
+Answers are scored as the official scripts of SQuAD do: by that of 2.0 where a question of the file has no answer,
+else by that of 1.1. The two differ in answers of which normalizing leaves nothing, as of "the": in 1.1's such an
+answer is one like any other, and has an F1 of 0 with another of the kind; in 2.0's it is none, and two that are none
+have an F1 of 1.
+"""
 
 import json
 import math
@@ -34,8 +40,8 @@ from pretrain.tasks.files import (
 from pretrain.tasks.inputs import Feature, InputBuilder, Window, windows
 from pretrain.tasks.settings import TUNE, EvaluationSettings
 
-# Find the likeliest answers in what a model of questions says of a text's windows, and write them as BERT's
-# run_squad.py does (google-research/bert): the one that is given, the n best, and the odds that there is none.
+# Find the likeliest answers in what a model says of a text's windows, and write them: the one that is given, the n
+# best, and the odds that there is none.
 
 
 BEST, ANSWER_TOKENS = 20, 30
@@ -144,10 +150,7 @@ def _with_probabilities(said: Sequence[Said]) -> list[dict[str, Any]]:
     ]
 
 
-# Score answers to questions as the official scripts of SQuAD do (Rajpurkar et al. 2016, 2018).
-#
-# They differ in answers of which normalizing leaves nothing, as of "the": in 1.1's such an answer is one like any
-# other, and has an F1 of 0 with another of the kind; in 2.0's it is none, and two that are none have an F1 of 1.
+# Score an answer as the official scripts do, and find the best threshold on the odds of no answer.
 
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -219,7 +222,7 @@ def _sums(
     return [-math.inf, *(no_answer[i] for i in order)], list(accumulate(gains, initial=first))
 
 
-# Read questions about texts from files in SQuAD's format (Rajpurkar et al. 2016, 2018).
+# Read questions about texts from files in SQuAD's format.
 
 
 MISPLACED = "whose answer is not in the text at its place"
@@ -286,8 +289,7 @@ def sound(split: Split) -> Split:
     return replace(split, items=kept, skipped=len(split.items) - len(kept))
 
 
-# Score what is answered to questions, by the official script that their file has: SQuAD's of 2.0 where one of them has
-# no answer, else 1.1's.
+# Score the answers to all questions of a file by the script that is for it.
 
 
 def may_be_none(items: Sequence[Question]) -> bool:
@@ -324,6 +326,9 @@ def by_odds(
 
 def _texts(item: Question) -> list[str]:
     return [answer.text for answer in item.answers]
+
+
+# Fine-tune a model that points to the start and the end of an answer, and score it.
 
 
 QUESTION_TOKENS, STEP = 64, 128

@@ -1,4 +1,8 @@
-"""Define how an encoder is fine-tuned and scored: the settings of `maskmill evaluate`, typed and documented here."""
+"""Define how an encoder is fine-tuned and scored: the settings of `maskmill evaluate`, and recipes of them.
+
+The settings of a task are the defaults, what a recipe changes, what it changes for this task and for features of a
+frozen encoder, and what the user states, the later before the earlier. They are typed and documented at their fields.
+"""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -6,7 +10,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 
-# Published fine-tuning settings, and what they change for a task.
+# List published fine-tuning settings, and what they change for a task.
 
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -83,6 +87,9 @@ FROZEN = {
 """What every recipe changes where features of a frozen encoder are read: Adam at 1e-3 with dropout of the BiLSTM's
 input, until three epochs bring nothing on a tenth of the training examples. What a recipe has for the layers of an
 encoder that learns, or tries in a grid, is not for these."""
+
+
+# Define the settings, and check their values.
 
 
 @dataclass
