@@ -1,1 +1,1 @@
-"""Evaluate models, beside baselines that need no learning."""
+"""Score encoders on tasks, beside baselines that need no learning: what `maskmill evaluate` does."""

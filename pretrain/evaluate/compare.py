@@ -1,5 +1,8 @@
-"""Compare the results of other encoders with those of one: which are of the same examples and metric, in what they were
-made otherwise, and where the seeds of two encoders do not overlap."""
+"""Compare the results of other encoders with those of one, and show them in a terminal or as Markdown.
+
+Results are compared that are of the same examples and metric. A line says in what another encoder's were made
+otherwise, and a mark where the seeds of two encoders do not overlap.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +16,9 @@ from pretrain.run.human import markdown
 from pretrain.run.task_scores import EVALUATION, HEADS, TaskScore, read_results, shown, task_scores
 from pretrain.tasks.encoders import Encoder, find_encoders
 from pretrain.tasks.settings import defaults
+
+# Find which results of another encoder can stand beside those of this one, and in what they were made otherwise.
+
 
 OPTION = "--against"
 COLUMNS = ("text", "second_text", "label")
@@ -180,8 +186,8 @@ def _table(note: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# Show results in a terminal or as Markdown: a row per task and split, what was measured beside what needs no
-# pretraining, and beside other encoders.
+# Show results: a row per task and split, what was measured beside what needs no pretraining, and beside other
+# encoders.
 
 
 def result_lines(

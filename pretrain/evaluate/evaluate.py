@@ -1,7 +1,9 @@
-"""Score an encoder on a task: read its files, then for each seed fine-tune, predict and score, beside what needs no
-pretraining.
+"""Score encoders on tasks: choose what is scored, and fine-tune, predict and score with each seed.
 
-Seeds that an earlier call finished are not repeated."""
+An evaluation is one task of one encoder. It reads the task's files, then for each seed fine-tunes, predicts and
+scores, beside what needs no pretraining. Its parts, each a task, a seed and an encoder, are scored one by one or side
+by side. Seeds that an earlier call finished are not repeated.
+"""
 
 import os
 import time
@@ -250,7 +252,7 @@ class Evaluation:
         )
 
 
-# Choose what is scored, and score its parts, each a task, a seed and an encoder: one by one or side by side.
+# Score the parts of several evaluations, a share of them, one by one or side by side.
 
 
 def score_parts(
@@ -290,6 +292,9 @@ def _with_threads(evaluation: Evaluation, part: Part, threads: int) -> tuple[Eva
 def _score(evaluation: Evaluation, part: Part) -> None:
     """Score one part in a process of its own, silently."""
     evaluation.score(part, lambda name, total: nullcontext(lambda n: None))
+
+
+# Choose what is scored: the evaluations of some tasks, and the encoder of each.
 
 
 def evaluations_of(

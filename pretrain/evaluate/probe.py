@@ -1,7 +1,10 @@
-"""Score an encoder within seconds, as while it trains: BLiMP's fixed tenth as it is, or a task of texts or words that a
-linear model reads from the frozen encoder's last layer.
+"""Score an encoder within seconds, as while it trains: on BLiMP, or by a linear model on its last layer.
 
-Nothing is drawn from torch's or numpy's global generators except what `torch.random.fork_rng` takes back."""
+Of BLiMP a fixed tenth is scored as it is. A task of texts or words is read from the frozen encoder's last layer by a
+linear model, the least that can read a task from it.
+
+Nothing is drawn from torch's or numpy's global generators except what `torch.random.fork_rng` takes back.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +28,8 @@ from pretrain.tasks.registry import FINE_TUNED, UNTRAINED, folder_of
 from pretrain.tasks.settings import EvaluationSettings, settings_for
 from pretrain.tasks.tagging import Tagging
 
-# Fit a linear model to vectors of a frozen encoder: the least that can read a task from them.
-#
-# Both problems are convex, so what is fitted depends on the vectors alone: there is no seed and no order.
+# Fit a linear model to classes or to numbers. Both problems are convex, so what is fitted depends on the vectors
+# alone: there is no seed and no order.
 
 
 ITERATIONS = 200
@@ -74,6 +76,9 @@ def _standardised(vectors: NDArray[np.float32]) -> Callable[[NDArray[np.float32]
     mean, deviation = rows.mean(0), rows.std(0, correction=0)
     deviation = torch.where(deviation > 1e-12, deviation, torch.inf)
     return lambda others: (torch.from_numpy(others).double() - mean) / deviation
+
+
+# Read the files of a probe, and score an encoder on them.
 
 
 BLIMP = "blimp"

@@ -1,4 +1,14 @@
-"""State what a reader of scores needs to compare them with others: sizes, labels, and what chose what."""
+"""Write and read results: a JSON file per seed while a task is evaluated, and one for all of it at the end.
+
+    OUT/TASK/seed-1.json              scores of one fine-tuning, and the hashes and settings that it is known by
+    OUT/TASK/floor-seed-1.json        of the same encoder, not pretrained
+    OUT/TASK/seed-1.unfinished.json   of a grid that goes on: what its finished candidates came to
+    OUT/TASK/result.json              all seeds with median and spread, the floors, versions
+    OUT/TASK/predictions/seed-1/dev/  what was answered to each example of a split, if that is asked for
+
+result.json states beside the scores what a reader needs to compare them with others: sizes, labels, and what chose
+what.
+"""
 
 import json
 from collections.abc import Sequence
@@ -21,13 +31,7 @@ from pretrain.tasks.files import SOURCES, SPLITS
 from pretrain.tasks.registry import settings_of
 from pretrain.tasks.settings import EvaluationSettings, defaults, identity
 
-# Write and read results: a JSON file per seed while a task is evaluated, and one for all of it at the end.
-#
-# OUT/TASK/seed-1.json              scores of one fine-tuning, and the hashes and settings that it is known by
-# OUT/TASK/floor-seed-1.json        of the same encoder, not pretrained
-# OUT/TASK/seed-1.unfinished.json   of a grid that goes on: what its finished candidates came to
-# OUT/TASK/result.json              all seeds with median and spread, the floors, versions
-# OUT/TASK/predictions/seed-1/dev/  what was answered to each example of a split, if that is asked for
+# Write and read the files of a seed, of its unfinished candidates and of a task.
 
 
 FORMAT = 3
@@ -181,6 +185,9 @@ def _write(path: Path, note: dict[str, Any]) -> None:
     write_whole(path, (json.dumps(note, indent=1, ensure_ascii=False) + "\n").encode())
 
 
+# Sum up scores over the seeds.
+
+
 def spread(values: list[float]) -> dict[str, Any]:
     """Return median, lowest and highest, mean and sample standard deviation (None of a single value)."""
     array = np.array(values)
@@ -212,6 +219,9 @@ def over_seeds(results: Sequence[SeedResult]) -> dict[str, dict[str, Any]]:
         split: {metric: spread([one.splits[split][metric] for one in results]) for metric in scores}
         for split, scores in results[0].splits.items()
     }
+
+
+# State the sizes, labels and conditions of a result, what chose what, and notes of them.
 
 
 PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", *metrics.EXTRA)
@@ -456,7 +466,7 @@ def deciding_settings(
     return {key: value if key in used else defaults()[key] for key, value in identity(settings).items()}
 
 
-# Compose what result.json holds of a task: scores and floors over the seeds, and what a reader of them must know.
+# Compose what result.json holds of a task: scores and floors over the seeds, and the facts beside them.
 
 
 def result_note(

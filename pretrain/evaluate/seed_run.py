@@ -1,5 +1,8 @@
-"""Fine-tune an encoder on a task with one seed, and score it: of all candidates of the settings' grid and all restarts
-the one that is best on the tuning examples."""
+"""Fine-tune an encoder on a task with one seed, and score it: of several candidates the best one.
+
+Candidates are all combinations of the values of the settings' grid, with all restarts of each. The best one is that
+of the best metric on the tuning examples.
+"""
 
 import math
 import time
@@ -22,7 +25,7 @@ from pretrain.tasks.heads import frozen_tagger, with_states
 from pretrain.tasks.inputs import Feature, InputBuilder
 from pretrain.tasks.settings import EvaluationSettings
 
-# The fine-tunings that a seed chooses between: every combination of the grid's values, and its restarts.
+# List the candidates of a seed.
 
 
 SEEDS = 1_000_000
@@ -192,6 +195,9 @@ class Search:
                 self.features, advance, (lambda: tune(tuner)) if tune else None, after_epoch
             )
         return fitted
+
+
+# Run a seed: from its examples to its scores.
 
 
 @dataclass(frozen=True)
