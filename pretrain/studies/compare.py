@@ -1,5 +1,9 @@
-"""Compare the arms of a study: a row for each arm and figure, with seeds and spread, the difference from the reference,
-and what it allows to say.
+"""Compare the arms of a study with its reference, figure by figure, and sums of arms with 0.
+
+A row for each arm and figure has its seeds and spread, the difference from the reference with its interval, and what
+that allows to say. Differences are tested over pairs of runs of the same seed.
+
+Of the modules of studies this one alone imports scipy, which is an extra.
 """
 
 import math
@@ -24,8 +28,7 @@ from pretrain.studies.measured import (
     word_losses,
 )
 
-# Compare the figures of two arms: differences with their intervals, tests, and how many seeds would tell: the studies'
-# only import of scipy.
+# Test differences: their intervals, p-values, and how many seeds would tell them.
 
 
 try:
@@ -143,6 +146,9 @@ def seeds_needed(difference: float, deviation: float, alpha: float = ALPHA) -> i
         middle = (low + high) // 2
         low, high = (low, middle) if power(difference, deviation, middle, alpha) >= POWER else (middle, high)
     return high
+
+
+# Make the rows of a study, say what each allows to say, and write them as cells of a table.
 
 
 NO_CONTEXT = "has learnt no context"

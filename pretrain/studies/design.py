@@ -1,4 +1,8 @@
-"""Define what a study is: its arms, what they differ in and what they have in common, its two forms."""
+"""Define what a study is: its arms, what they differ in and what they have in common, its two forms.
+
+A study is read from the mapping that a YAML file holds, in one of its forms, with what the command line changes, and
+checked: its parts must fit each other.
+"""
 
 import difflib
 import math
@@ -14,7 +18,7 @@ from pretrain.run.files import objects
 Settings = dict[str, Any]
 """Dotted names of settings -> values."""
 EQUALITIES = ("examples", "masks", "weights", "shared_weights", "content", "content_masks")
-"""What may be declared to be equal in arms (equality.py)."""
+"""What may be declared to be equal in arms (measured.py)."""
 FORMS = ("hour", "long")
 OF_TASKS = "evaluate."
 """How the settings of `maskmill evaluate` begin among those of the command line: evaluate.TASK.SETTING."""
@@ -227,7 +231,7 @@ def _check_times(design: Design, where: object) -> None:
             )
 
 
-# Read a study from the mapping that a YAML file holds.
+# Read a study from a mapping.
 
 
 def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: object) -> Design:

@@ -1,7 +1,11 @@
-"""Keep what was measured of each run of a study, a JSON file each, and say of a run whether it has learnt context.
+"""Keep what was measured of each run of a study, and check by hash that arms which must be equal are.
 
-A run is an arm, a seed and, where a setting is tuned, its value. Its file is written when all of it is done, so that a
-study that was interrupted continues with the others.
+A run is an arm, a seed and, where a setting is tuned, its value. Its JSON file is written when all of it is done, so
+that a study that was interrupted continues with the others. A run has learnt context if it predicts words better than
+their frequencies do.
+
+Arms may have to be equal in the examples that they train on, the masks, the first weights. What a run reads is a pure
+function of its settings, so it is hashed before anything is trained: batches spread evenly over the run.
 """
 
 import hashlib
@@ -31,10 +35,7 @@ if TYPE_CHECKING:
     from data_pipeline.loader.packing import PackedMicroBatch
 
 
-# Check by hash that arms which must be equal are: the examples that they train on, the masks, the first weights.
-#
-# What a run reads is a pure function of its settings, so it is hashed before anything is trained: batches spread
-# evenly over the run.
+# Hash what a run reads and its first weights, and compare arms by these hashes.
 
 
 BATCHES = 16
@@ -162,6 +163,9 @@ def _short(kind: str, hashes: Sequence[Hashes]) -> str:
         return tables[0][:12]
     shared = sorted(set.intersection(*(set(table) for table in tables)))
     return hashlib.sha256("".join(f"{n} {tables[0][n]}" for n in shared).encode()).hexdigest()[:12]
+
+
+# Measure runs, keep what was measured, and tell which is better.
 
 
 CONTEXT_MARGIN = 0.5

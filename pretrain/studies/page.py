@@ -1,4 +1,4 @@
-"""Write what a study found: result.json, a table and a page in Markdown, and a picture.
+"""Write what a study found: result.json, tables and a page in Markdown, and pictures.
 
 All of it is written again from what was measured, whenever a run has ended: a study that was cut short shows what is
 missing.
@@ -162,6 +162,9 @@ def _lines(design: Design, figure: str, found: Mapping[Cell, Measured]) -> Itera
         yield Line(f"{design.label(arm)}{values}", mean, colour)
         if len(curves) > 1:
             yield from (Line(arm, curve, colour, faint=True) for curve in curves)
+
+
+# Write the files of a study: the result, its tables and pictures, and the page.
 
 
 RESULT, TABLE, PICTURE, EPOCHS, PAGE = "result.json", "table.md", "picture.svg", "epochs.svg", "README.md"
