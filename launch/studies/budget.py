@@ -1,4 +1,7 @@
-"""State what a study costs before it starts: runs, steps, minutes on this machine, or hours and money on GPUs."""
+"""State what a study costs before it starts, and time the steps of arms that are compared at equal time.
+
+A budget has runs, steps and minutes on this machine; a plan has hours and money on GPUs.
+"""
 
 import os
 import shutil
@@ -33,6 +36,9 @@ from pretrain.run.machine import machine_name
 from pretrain.run.metrics_log import read_metrics
 from pretrain.studies.design import Design
 from pretrain.studies.measured import Cell, Measured
+
+# State what is left of a study, and what it costs here or on GPUs.
+
 
 CPU_SHARE = 0.45
 """Assumed share of the speed of matrix products that training reaches on a CPU: what a model of 2 layers of 128 reaches
@@ -167,9 +173,8 @@ def plan_lines(design: Design, place: Place, cluster: Cluster, price_per_hour: f
     return lines
 
 
-# Time a step of every arm of a study that compares at equal time, before its runs begin.
-#
-# Arms take turns in short runs, round after round, so that whatever else the machine does meets all of them.
+# Time a step of every arm of a study that compares at equal time, before its runs begin. Arms take turns in short
+# runs, round after round, so that whatever else the machine does meets all of them.
 
 
 ROUNDS, STEPS, EVERY = 3, 200, 20

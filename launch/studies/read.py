@@ -1,4 +1,8 @@
-"""Read a study from its YAML file and `key=value` pairs, and make each run's configuration."""
+"""Read a study from its YAML file and `key=value` pairs, configure each of its runs, and start `maskmill` for them.
+
+In a study that compares at equal time, the reference has the study's steps; every other arm has as many of its own as
+take the same time.
+"""
 
 import json
 import os
@@ -96,8 +100,6 @@ def last_line(output: str) -> str:
 
 
 # Keep how long a step of an arm takes beside one of the reference, for studies that compare at equal time.
-#
-# The reference has the study's steps; every other arm has as many of its own as take the same time.
 
 
 STEP_TIMES = "step_times.json"
@@ -159,6 +161,9 @@ def equal_steps(design: Design, arm: str, folder: Path, steps: int) -> int:
         return steps
     known = read_step_times(folder).get(step_time_key(design, arm))
     return known.steps(steps) if known else steps
+
+
+# Read a study, and what the command line changes in it.
 
 
 def read_design(study: str, changes: Changes) -> Design:
@@ -236,6 +241,9 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+# Make the configuration of each run.
 
 
 class Run(NamedTuple):

@@ -1,5 +1,9 @@
 """Run a study: prepare the text of all arms, check what must be equal, run its cells side by side, write the results.
 
+A cell is an arm with a seed and, where a setting is tuned, its value. It is trained, exported and scored on tasks,
+and what was measured is kept. Training is a process of its own, `maskmill train`; scoring is done in the process that
+runs the cell.
+
 What has been measured is never repeated, so the same command after an interruption continues.
 """
 
@@ -51,7 +55,7 @@ from pretrain.tasks.encoders import Encoder, find_encoders
 from pretrain.tasks.registry import OWN, folder_of, folders_of
 from pretrain.tasks.settings import settings_for
 
-# Score the model of a cell on the tasks of its study.
+# Find the model of a cell and the files of its tasks, and score it on them.
 
 
 def model_of(design: Design, cell: Cell, place: Place) -> Path:
@@ -145,13 +149,12 @@ def data_of(design: Design, cell: Cell, place: Place, scoring: Scoring) -> list[
     return [place.data] if scoring.task in OWN else folders_of(scoring.task, place.data)
 
 
-# Run one cell of a study: train an arm with a seed, export it, score it on tasks, and keep what was measured.
-#
-# Training is a process of its own, `maskmill train`; scoring is done in this one.
+# Run one cell, and keep what was measured with the hash of what decides it.
 
 
 DIVERGED = re.compile("(is not finite|is a spike: .*), the [0-9]+th batch in a row that was skipped")
-"""What a run says that ended because its gradients or its losses did not stay in bounds (training/loss_guard.py)."""
+"""What a run says that ended because its gradients or its losses did not stay in bounds
+(pretrain/training/guard.py)."""
 RUNTIME = {"dir", "threads", "live", "restarts", "restart_delay", "stop_after"} | {
     "step_limit",
     "stage_limit",
@@ -271,6 +274,9 @@ def _train(run: Run, cell: Cell, place: Place) -> bool:
     if code:
         raise UserError(f"training failed: {last_line(output)}", where=f"{cell.name} ({log})")
     return True
+
+
+# Prepare a study, run its cells side by side, and write what they came to.
 
 
 Say = Callable[[str], None]
