@@ -1,4 +1,9 @@
-"""Write the figures of each step to metrics.jsonl, summary.json and attempts.jsonl, and show them."""
+"""Write the figures and events of a run to the files of its folder, pass them to the tracker, and show them.
+
+metrics.jsonl gets a line at each log step and evaluation, through the tracker; summary.json has the newest figures;
+attempts.jsonl gets the start, the checkpoints and the end of each attempt; events.jsonl gets what disturbs the run. The
+figures of a training line cover the whole global batch, averaged over the steps since the last line.
+"""
 
 import math
 import time
@@ -48,8 +53,6 @@ from pretrain.training.rank_timing import Pace
 from pretrain.training.validation import Figures
 
 # Average the statistics of global batches into the figures of a line of metrics.jsonl.
-#
-# The figures cover the whole global batch, averaged over the steps since the last line.
 
 
 class StepStats:
@@ -119,7 +122,7 @@ class StepStats:
         }
 
 
-# Create the initial summary.json of a process from the run and its earlier attempts.
+# Create the initial summary.json of an attempt from the run and its earlier attempts.
 
 
 def begun(
@@ -189,6 +192,9 @@ def set_bounds(summary: dict[str, Any], position: Position, last: int | None) ->
 def now() -> str:
     """Return the time of day, to the second, with its zone."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# Log what happens, step by step, from the start of an attempt to its end.
 
 
 MOST_OF_LOG = 1 << 18

@@ -1,11 +1,11 @@
-"""Track metrics in metrics.jsonl first, then in TensorBoard's event files (monitor.tracker=tensorboard): the only
-import of tensorboardX.
+"""Track metrics in metrics.jsonl first, then in TensorBoard's event files: the tracker of monitor.tracker=tensorboard.
 
 The files in RUN/tensorboard have the points that W&B gets: the numbers of each line of metrics.jsonl, and its
 histograms, over the same steps. metrics.jsonl is authoritative: an attempt begins by writing what the files lack of
 it, and has readers forget what it does again (`purge_step`), so that no step of a resumed or rolled-back run is there
 twice. A failure here never ends the training: after the first one this attempt goes on without, and the next one
-writes the rest."""
+writes the rest. The only import of tensorboardX.
+"""
 
 import math
 import os

@@ -1,7 +1,8 @@
-"""Show what happens in a run as a panel at the bottom of the terminal, repainted twice a second.
+"""Show what happens in a run: as console lines, or as a panel at the bottom of the terminal.
 
-The figures are those of the log steps: nothing here waits for the device, and a step only records its number. A thread
-of rich paints. At the end, the panel is replaced by a plain summary.
+`Lines` is plain, for batch logs. `Panel` has the same methods: it prints events as lines above the panel, which a
+thread of rich repaints twice a second. `open_view` chooses. The figures are those of the log steps: nothing here waits
+for the device, and a step only records its number. At the end, the panel is replaced by a plain summary.
 """
 
 import os
@@ -28,10 +29,7 @@ from pretrain.run.metrics import HEADLINE, HELD_OUT, Losses, findings, leading, 
 from pretrain.run.metrics_log import PROBE, probe_words
 from pretrain.run.time_budget import SHARE, seconds_left
 
-# Print what happens in a run as console lines, for batch logs and above a live panel.
-#
-# `Lines` is plain. pretrain/monitoring/terminal.py has the terminal view, with the same methods;
-# pretrain/monitoring/terminal.py chooses.
+# Print what happens as console lines.
 
 
 class Lines:
@@ -182,7 +180,7 @@ def _said(figures: Mapping[str, Any], name: str) -> str:
     return f"{value:.3f}" if value is not None else "not a number"
 
 
-# Draw a curve as a row of block characters.
+# Paint the panel, with the curve of the losses as a row of block characters.
 
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#%"
@@ -461,9 +459,6 @@ def _panel_line(figures: Mapping[str, Any], name: str, form: str) -> str:
     return form.format(value) if isinstance(value, int | float) else ""
 
 
-# Choose how a run is shown: as a live panel in a terminal, or as lines.
-
-
 def open_view(
     console: Console,
     live: bool,
@@ -472,8 +467,8 @@ def open_view(
     phases: Sequence[Mapping[str, Any]] = (),
     headline: str = HEADLINE,
 ) -> Lines:
-    """Open the view of a run of `last` steps (None: unknown) in `phases` (run/time_left.py) with the metric `headline`
-    first: a live panel if `live` asks for one and `console` can show it."""
+    """Open the view of a run of `last` steps (None: unknown) in `phases` (run/time_budget.py) with the metric
+    `headline` first: a live panel if `live` asks for one and `console` can show it."""
     if live and shows_panels(console, os.environ):
         return Panel(console, folder, last, phases, headline)
     return Lines(console, last, headline)

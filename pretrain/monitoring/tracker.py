@@ -1,4 +1,9 @@
-"""Write metrics to metrics.jsonl, and through wandb/ to W&B, or through tensorboard.py to event files."""
+"""Write metrics to metrics.jsonl, and from there to W&B or to TensorBoard's event files, and alert through W&B.
+
+metrics.jsonl is authoritative: every tracker but `Silent` writes a line there first. W&B receives the same lines, on
+the run's own `step` axis. No W&B failure ends the training: after the first failure an attempt continues without W&B,
+and the next attempt or `maskmill sync` sends the rest. tensorboard.py writes the event files.
+"""
 
 import json
 import re
@@ -75,10 +80,9 @@ def open_tracker(
     return JsonLines(folder)
 
 
-# Turn problems of a run into alerts: the cause, what to do, and whether one is due.
-#
-# Per cause, at most one alert is sent in `monitor.alert_every` seconds, over all attempts of a run: a run that crashes
-# every minute sends only one. The times are kept in wandb_alerts.json in the run folder.
+# Turn problems of a run into alerts: the cause, what to do, and whether one is due. Per cause, at most one alert is
+# sent in `monitor.alert_every` seconds, over all attempts of a run: a run that crashes every minute sends only one. The
+# times are kept in wandb_alerts.json in the run folder.
 
 
 SENT = "wandb_alerts.json"
@@ -173,11 +177,7 @@ def _read(path: Path) -> dict[str, float]:
     return {cause: at for cause, value in table(path).items() if (at := number(value)) is not None}
 
 
-# Track metrics in metrics.jsonl first, then on W&B: the tracker of `monitor.tracker=wandb`.
-#
-# W&B receives the lines of metrics.jsonl, on the run's own `step` axis; metrics.jsonl is authoritative. No W&B failure
-# ends the training: after the first failure this attempt continues without W&B, and the next attempt or `maskmill
-# sync` sends the rest.
+# Track metrics on W&B: monitor.tracker=wandb.
 
 
 EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
@@ -280,10 +280,8 @@ def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[
     return train_stage(folder, settings, run_id, config, known["identity"] if known else {})
 
 
-# Send the part of a run's history that W&B lacks, as one run.
-#
-# The history comes from metrics.jsonl, not from the offline files of each attempt, which hold steps that a resumed run
-# repeated.
+# Send the part of a run's history that W&B lacks, as one run. The history comes from metrics.jsonl, not from the
+# offline files of each attempt, which hold steps that a resumed run repeated.
 
 
 def sync_run(folder: Path) -> int:

@@ -1,6 +1,8 @@
-"""Define the dashboard's sections and panels as a plain table of metric names, without W&B.
+"""Define the dashboard of a project or run, and make a W&B workspace and a report of it, or their spec as JSON.
 
-Every key is logged by a training: those of every run are named here, those of the objectives come from the objectives.
+The dashboard is a plain table of sections, panels and metric names, defined without W&B. Every key is logged by a
+training: those of every run are named here, those of the objectives come from the objectives. After a change of the
+table, another call makes a new workspace and report. The only import of wandb-workspaces.
 """
 
 import importlib.util
@@ -26,6 +28,9 @@ from pretrain.monitoring.wandb_run import (
 from pretrain.objectives.registry import OBJECTIVES, with_defaults
 from pretrain.run.metrics import HELD_OUT, Kind, leading_kind, leads_alone, metric, said, title_of
 from pretrain.run.metrics_log import PROBE_PREFIX
+
+# Define sections and panels by the names of metrics.
+
 
 LAMB = "lamb"
 """The optimizer that has trust ratios."""
@@ -221,10 +226,7 @@ def _unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-# Create a W&B workspace and a report of a project or run, or print their spec as JSON.
-#
-# The only import of wandb-workspaces. The dashboard is defined by the table in dashboard_panels.py; after a change,
-# another call re-creates it.
+# Make a workspace and a report of the sections, or return their spec.
 
 
 TITLE, X_AXIS = "Maskmill", "step"

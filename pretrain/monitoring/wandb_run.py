@@ -1,4 +1,10 @@
-"""Connect to a run on W&B, online or offline, and send points to it. The only import of wandb.
+"""Connect to a run on W&B, online or offline, and send points and artifacts to it. The only import of wandb.
+
+There is one group per training, named after its run folder, with a W&B run per stage (the job type): prepare, train,
+export, evaluate. The run of `train` has one id for all its attempts and phases, kept in run.json. Artifacts link the
+stages by what they make and use:
+
+    prepare ─► index (index.json, tokenizer.json) ─► train ─► checkpoint (its marker: hashes) ─► export ─► model
 
 Nothing here blocks forever, and no W&B failure ends a training: each is reported in one line.
 """
@@ -28,10 +34,9 @@ from pretrain.run.folder import read_run
 from pretrain.run.metrics_log import TRUST, TRUST_PREFIX, layer_of
 from pretrain.run.task_scores import read_task_scores
 
-# Convert a line of metrics.jsonl to a W&B point: numbers, and histograms that form the rows of a heat map.
-#
-# W&B draws a histogram that is logged at every step as a heat map: steps on the x-axis, bins on the y-axis, counts as
-# colour. Histograms whose bins are layers or ranks therefore show "layer by step" or "rank by step".
+# Convert a line of metrics.jsonl to a W&B point: numbers and histograms. W&B draws a histogram that is logged at every
+# step as a heat map: steps on the x-axis, bins on the y-axis, counts as colour. Histograms whose bins are layers or
+# ranks therefore show "layer by step" or "rank by step".
 
 
 TRUST_SPREAD, TRUST_BY_LAYER = "trust_ratios", "trust_ratio_by_layer"
@@ -95,10 +100,7 @@ def _spread(values: list[float]) -> Bars:
     return Bars(heights.tolist(), edges.tolist())
 
 
-# Choose the name, group and configuration of a run on W&B from its settings and folder.
-#
-# There is one group per training, named after its run folder, with a W&B run per stage (the job type): prepare, train,
-# export, evaluate. The run of `train` has one id for all its attempts and phases, kept in run.json.
+# Choose the name, group and configuration of each stage's run from settings and folder.
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,6 +205,9 @@ def _git(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+# Start a run on W&B, send to it, end it, and say in a line what went wrong.
 
 
 TO_START, TO_FINISH, TO_LINK = 60.0, 120.0, 60.0
@@ -418,13 +423,10 @@ def _artifact(name: str, kind: str, files: Mapping[str, bytes | Path], facts: di
     return artifact
 
 
-# Log run folders, shards and exported models as W&B artifacts with their lineage.
-#
-#     prepare ─► index (index.json, tokenizer.json) ─► train ─► checkpoint (its marker: hashes) ─► export ─► model
-#
-# `monitor.artifacts=index` sends the first two: no text and no weights, but hashes, counts and the vocabulary.
-# `monitor.artifacts=all` also sends the exported model. An artifact's version is its content: equal shards are one
-# version, whoever logs them, and the stages link up automatically.
+# Log shards, checkpoints and exported models as artifacts with their lineage. `monitor.artifacts=index` sends index and
+# checkpoint: no text and no weights, but hashes, counts and the vocabulary. `monitor.artifacts=all` also sends the
+# exported model. An artifact's version is its content: equal shards are one version, whoever logs them, and the stages
+# link up automatically.
 
 
 NONE, INDEX_ONLY, ALL = "none", "index", "all"
