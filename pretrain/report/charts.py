@@ -1,7 +1,9 @@
-"""Draw charts as SVGs that stretch to any width, with their numbers in a table.
+"""Draw charts of a run's metrics as SVGs that stretch to any width, with their numbers in a table.
 
 Lines are in an SVG of 1000 x 1000 units that is stretched to the plot; strokes keep their width. Axis labels are HTML
 at percentages, so that text keeps its size on a phone. A picture's size on the page is bounded, however long the run.
+
+A `Picture` names the metrics that a chart draws; a `Chart` holds their numbers, as far as the run logged them.
 """
 
 import json
@@ -17,7 +19,7 @@ from pretrain.report.record import Points, RunRecord, last
 from pretrain.run.metrics import HELD_OUT
 from pretrain.run.metrics_log import PROBE_PREFIX, TRIVIAL
 
-# Compute text, axis limits, tick values, thinned points and smoothed lines for charts.
+# Compute text, tick values, thinned points, smoothed lines and axis limits.
 
 
 SMOOTH_POINTS = 160
@@ -115,7 +117,7 @@ def middle(points: Points | None) -> float | None:
     return float(np.median(finite)) if len(finite) else None
 
 
-# Format the numbers of a chart as text, as a table, and as data for the page's script.
+# Define what a chart draws, and give its numbers as text, as a table, and as data for the page's script.
 
 
 DOTS = 240
@@ -194,6 +196,9 @@ def for_script(series: list[Series], smooth: list[Points], x_range: tuple[float,
             }
         )
     return json.dumps({"x": list(x_range), "share": share, "lines": lines}, separators=(",", ":"))
+
+
+# Draw a chart: its legend, the picture, notes on values that the picture does not show, and the table.
 
 
 RAW_POINTS = 600
@@ -418,7 +423,7 @@ def _outside(chart: Chart, values: NDArray[np.float64], y_range: tuple[float, fl
     return f'<p class="aside">{count} outside the frame; they reach {extent}.</p>'
 
 
-# Define a chart by the metrics that it draws, and those of train.probe.
+# Define pictures by the metrics that they draw, and those of train.probe.
 
 
 LEARNING, OPTIMIZER, SPEED = "Learning", "Optimizer", "Speed"

@@ -1,6 +1,7 @@
-"""Draw a run's charts: learning, optimizer, speed. Metrics that the run did not log are left out.
+"""Draw a run's charts of learning, optimizer and speed, and its trust ratios by layer.
 
-`PICTURES` lists the charts of every run; learning charts are chosen by the names of its figures.
+`PICTURES` lists the charts of every run; learning charts are chosen by the names of its figures. Metrics that the run
+did not log are left out.
 """
 
 import json
@@ -256,10 +257,9 @@ PICTURES = (
 """The pictures of every run, in the order of the page."""
 
 
-# Draw trust ratios by layer over steps, darker for higher ratios.
-#
-# Each row is a layer: the geometric mean over its tensors, since ratios are factors. Colours are on a logarithmic
-# scale with a limited number of shades, and each shade is one path, so that the picture stays small.
+# Draw trust ratios by layer over steps, darker for higher ratios. Each row is a layer: the geometric mean over its
+# tensors, since ratios are factors. Colours are on a logarithmic scale with a limited number of shades, and each shade
+# is one path, so that the picture stays small.
 
 
 SHADES, COLUMNS, ROWS = 10, 72, 64

@@ -1,4 +1,7 @@
-"""Show a run's history: its attempts and checkpoints on a timeline, and its disturbances."""
+"""Show where a run's time went, its attempts and checkpoints on a timeline, and its disturbances.
+
+The figures of `time_figures` belong to the section on speed; `history_section` is one of its own.
+"""
 
 from collections import Counter
 from contextlib import suppress
@@ -116,6 +119,9 @@ def _by_rank(run: RunRecord) -> str:
         "<p>Spread over the ranks is chance; one rank in most lines is a slow machine.</p></figcaption>"
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{rest}</figure>'
     )
+
+
+# Show attempts, checkpoints and disturbances.
 
 
 MAX_ATTEMPTS, MOST_EVENTS = 12, 40

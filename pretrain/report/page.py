@@ -1,7 +1,9 @@
-"""Write report.html of a run folder: one self-contained file without requests.
+"""Write report.html of a run folder: one self-contained file without requests, for a phone or a desktop.
 
 A content security policy forbids every request, and every script except the one with the stated hash, so that a hostile
-name in a run's settings stays text even if escaping fails.
+name in a run's settings stays text even if escaping fails. Reports are shared: credentials inside URIs are redacted.
+
+The sections on tasks, blanks, re-running and settings are made here, the others by the other modules of the folder.
 """
 
 import base64
@@ -71,9 +73,7 @@ def _marked(guess: str, word: str) -> str:
     return f"<strong>{escape(guess)}</strong>" if guess == word else escape(guess)
 
 
-# Write the end of the page: how to re-run it, and every setting.
-#
-# Reports are shared: credentials inside URIs are redacted.
+# Show how to re-run the run, and every setting.
 
 
 TOLD_ELSEWHERE = {"data", "versions", "command", "status", "slowdowns", "phases"}
@@ -215,6 +215,9 @@ def _row(score: TaskScore) -> str:
     return f'<tr><th scope="row">{escape(name)}</th>{others}</tr>'
 
 
+# Put the sections together, with page.css and page.js inside.
+
+
 REPORT = "report.html"
 
 PAGE = """<!doctype html>
@@ -304,20 +307,7 @@ def _asset(name: str) -> str:
     return (files("pretrain.report") / name).read_text(encoding="utf-8")
 
 
-# Draw report.html of a run folder: one page that needs nothing but a browser, on a phone or a desktop.
-#
-# record.py                   read the folder's files into a RunRecord, even those of a killed run
-# charts/                     draw series of numbers as pictures (SVG) with their numbers
-# breakdown.py, history.py    show where the time went; starts, checkpoints, disturbances
-# advice.py, headline.py, tiles.py    show what to look at and how well it did, at a glance
-# statistics.py, provenance.py        show the data, how to re-run it, every setting
-# page.py                     write the whole page, with page.css and page.js inside
-
-
 __all__ = ["render"]
-
-
-# Save the blanks that an export filled, and show them in the run's report.
 
 
 def show_samples(run: Path, step: int, samples: "list[Sample]", held_out: bool) -> None:

@@ -1,4 +1,4 @@
-"""Read from a run's files its progress, health, learning, and the next thing to do.
+"""Read a run's progress, health and learning from its files, and say in words how it is and what to do next.
 
 Uses files alone and no torch, so that it is fast on a login node. Half-written files, of a running or killed process,
 are tolerated.
@@ -40,7 +40,7 @@ from pretrain.run.metrics import HEADLINE, HELD_OUT, headline_of, leading, leadi
 from pretrain.run.metrics_log import METRICS, PROBE, Uploaded, probe_words
 from pretrain.run.time_budget import SHARE, phase_at, phases_in, seconds_left
 
-# Judge from a run's files whether it is starting, running, stalled, stopped, finished or crashed.
+# Judge whether a run is starting, running, stalled, stopped, finished, crashed or requeued.
 
 
 NOT_STARTED, STARTING, RUNNING, STALLED = "not started", "starting", "running", "stalled"
@@ -229,6 +229,9 @@ def _changed(path: Path) -> float | None:
         return path.stat().st_mtime
     except OSError:
         return None
+
+
+# Read the state of a run: its progress, figures, speed, newest checkpoint, events and jobs.
 
 
 RECENT = 50

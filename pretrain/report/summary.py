@@ -1,4 +1,4 @@
-"""Write the top of the page: what ran, where and how well, at a glance."""
+"""Write the top of the page: what ran, where and how well, at a glance, and what to look at."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from pretrain.run.metrics import (
 )
 from pretrain.run.time_budget import SHARE, phase_at, phases_in, seconds_left
 
-# List problems of a run and what to do about them.
+# List the problems of a run and what to do about them.
 
 
 MANY = 0.05
@@ -329,6 +329,9 @@ def _in_training(run: RunRecord, name: str) -> str:
     return "In training; on held-out text the newest was no number."
 
 
+# Show title and status, the result in words, and a tile for every important number.
+
+
 STATUS = {
     "finished": ("good", "Finished"),
     "stopped": ("fair", "Stopped"),
@@ -386,7 +389,7 @@ def _verdict_without_words(run: RunRecord, figures: dict[str, Any]) -> str:
 
 
 def moment(value: Any) -> datetime | None:
-    """Format a moment given as ISO 8601 text."""
+    """Parse a moment given as ISO 8601 text; return None for anything else."""
     try:
         return datetime.fromisoformat(str(value))
     except ValueError:
