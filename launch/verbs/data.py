@@ -59,6 +59,9 @@ def shown(facts: Mapping[str, Any]) -> Group:
     )
 
 
+# Define the verbs.
+
+
 @app.command()
 def vocab(
     recipe: Recipe,

@@ -1,4 +1,4 @@
-"""Define the verbs of a trained model: export, fill."""
+"""Define the verbs of a trained model: export, fill, push."""
 
 from pathlib import Path
 from typing import Annotated
@@ -84,9 +84,6 @@ def fill(
         say(f"{text}\n    " + "   ".join(f"{word} {share:.1%}" for word, share in words))
     for line in held_out_blanks(run) if held_out else []:
         say(line)
-
-
-# Define the verb that publishes a model: push.
 
 
 @app.command()

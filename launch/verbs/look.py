@@ -1,4 +1,4 @@
-"""Define the verbs that look at what is there: inspect, report, sync, settings."""
+"""Define the verbs that show or send what is there: dashboard, doctor, inspect, report, sync, settings, status."""
 
 import json
 from dataclasses import asdict
@@ -12,8 +12,6 @@ from data_pipeline.errors import UserError
 from launch import completion
 from launch.app import Overrides, Run, app, console, errors, run_folder, run_folder_of, say, say_json
 from launch.progress import waiting
-
-# Define the verb that draws a W&B dashboard: dashboard.
 
 
 @app.command()
@@ -51,9 +49,6 @@ def dashboard(
     if not dry_run and not to_file:
         for name, address in create(target).items():
             say(f"{name}: {address}")
-
-
-# Define the verb that checks the machine: doctor.
 
 
 MARKS = {"ok": "[green]ok     [/green]", "note": "[yellow]note   [/yellow]", "missing": "[red]missing[/red]"}
@@ -189,9 +184,6 @@ def settings(
         if contains in key:
             line = f"[bold]{key}[/bold] = {escape(value)}\n    {escape(meaning)}"
             console.print(line, soft_wrap=bool(recipe))
-
-
-# Define the verb that tells how a run is: status.
 
 
 @app.command()
