@@ -1,4 +1,8 @@
-"""Run the `maskmill` command: each verb parses, builds, calls. Anything a person can put right is one line, exit 2."""
+"""Run the `maskmill` command, and choose where torch.compile and Triton keep what they compile.
+
+Each verb parses, builds, calls. Anything a person can put right is one line, exit 2. Imports no torch: the environment
+that names the caches has to be there before it, in every rank.
+"""
 
 import getpass
 import os
@@ -18,15 +22,12 @@ from data_pipeline.io.files import choose_cache, not_private, own_temporary_fold
 from launch.app import address_space, app, first_rank
 from launch.ranks import end_with_supervisor
 
-# Say where torch.compile and Triton keep what they compile, where their own choice would be lost or raise.
-#
-# torch's Inductor takes a folder of the user's name in the folder for temporary files, Triton one below HOME. In a
-# container both end with it, so that every start compiles anew; and torch 2.11's Inductor raises KeyError where the
-# container runs as a number that /etc/passwd lacks. So both get a folder beside numba's (NUMBA_CACHE_DIR, which the
-# images set), or one of the user's own. On any other machine their own choices stay, unless others may write there:
-# what is compiled is executed (data_pipeline/io/files.py).
-#
-# Imports no torch: the environment has to be there before it, in every rank.
+# Choose the folders of compiled code where the libraries' own choice would be lost or raise. torch's Inductor takes a
+# folder of the user's name in the folder for temporary files, Triton one below HOME. In a container both end with it,
+# so that every start compiles anew; and torch 2.11's Inductor raises KeyError where the container runs as a number that
+# /etc/passwd lacks. So both get a folder beside numba's (NUMBA_CACHE_DIR, which the images set), or one of the user's
+# own. On any other machine their own choices stay, unless others may write there: what is compiled is executed
+# (data_pipeline/io/files.py).
 
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -79,8 +80,8 @@ _NO_PATH = r'[\\/:*?"<>|]'
 
 
 def _places(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield where the caches may be, the best first: as data_pipeline/jit.py has it, but for the modules'
-    own folder."""
+    """Yield where the caches may be, the best first: as data_pipeline/jit.py has it, but for the modules' own
+    folder."""
     if named := environment.get("NUMBA_CACHE_DIR"):
         yield Path(named).absolute().parent
     yield from user_caches(environment)
@@ -93,6 +94,9 @@ def _has_name() -> bool:
         return bool(getpass.getuser())
     except (KeyError, OSError):
         return False
+
+
+# Run a verb, and turn what goes wrong into a line and an exit code.
 
 
 def main() -> None:

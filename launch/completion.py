@@ -1,6 +1,7 @@
-"""Complete a half-typed word for the shell.
+"""Complete a half-typed word for the shell, and list every setting with its value and meaning.
 
-typer calls this at every TAB, so it is quick: no torch, no files except the recipes' names.
+typer calls this at every TAB, so it is quick: no torch, no files except the recipes' names and the source of the
+settings.
 
 If only one word fits, a shell appends a space, which is wrong after `key=`: so each key comes with a value, its
 choices or its default. bash treats `=` as the end of a word: the part before it is then among the previous words.
@@ -85,7 +86,7 @@ def _values(key: str, known: dict[str, tuple[str, str]]) -> list[str]:
     return [default] if default not in ("", "''", "[]", "None") and " " not in default else []
 
 
-# List key, value and meaning of every setting, from RunConfig's source and optionally one run's settings.
+# List the settings of RunConfig or of another group, with the meanings that the source of its class gives.
 
 
 def manual(settings: Any = None, prefix: str = "") -> Iterator[tuple[str, str, str]]:

@@ -1,7 +1,7 @@
 """Check a machine and a folder: report what works, what is missing, and what to do about it.
 
-The hardware probes are in machine.py. Nothing heavy is imported: torch is tried in a subprocess, since its import
-may crash.
+Each probe checks one thing, and names a remedy for what is wrong. Programs are called with argument lists, each under a
+time limit. Nothing heavy is imported: torch is tried in a subprocess, since its import may crash.
 """
 
 import ast
@@ -27,9 +27,7 @@ from typing import Any, NamedTuple
 from launch.ranks import tuning
 from pretrain.run.human import in_bytes
 
-# Check the hardware and the limits of one machine, with a remedy for each finding.
-#
-# Each probe checks one thing. Programs are called with argument lists, each under a time limit.
+# Check the hardware and the limits of the machine.
 
 
 OK, NOTE, MISSING = "ok", "note", "missing"
@@ -247,6 +245,9 @@ def _whole(path: Path) -> int:
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?", text) is not None
+
+
+# Run all checks, with those of torch, packages, compilers, Slurm and keys, and conclude what will work.
 
 
 REQUIRED_PACKAGES = (

@@ -1,4 +1,4 @@
-"""Plan the jobs of a recipe's stages, from text to model, for the size of a cluster.
+"""Plan the jobs of a recipe's stages, from text to model, for the size of a cluster, with their cores and memory.
 
     vocab -> prepare (discover -> read (array) -> plan -> gather (array) -> write (array) -> finish) -> train -> export
 
@@ -24,7 +24,7 @@ from pretrain.config.phases import data_of_phases, on_cpus, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.report.status import FINISHED, RUNNING, STARTING, exported_model, read_status
 
-# Size Slurm jobs: cores and host memory of training ranks and single-process jobs, tasks of a preparation.
+# Size the jobs: cores and host memory of training ranks and single-process jobs, tasks of a preparation.
 
 
 GPU_RANK_CORES = 6
@@ -83,8 +83,8 @@ def _rank_bytes(config: RunConfig, gpus: int, ranks: int) -> float:
 
 
 def vocabulary_gib(config: RunConfig) -> int:
-    """Estimate the GiB of host memory for `maskmill vocab`: the sample and its derived data (data.sample_mb sets its
-    size)."""
+    """Estimate the GiB of host memory for `maskmill vocab`: the sample and its derived data (vocabulary.sample_mb sets
+    its size)."""
     times = 4 if config.vocabulary.kind == "wordpiece" else 50
     return math.ceil((2e9 + times * config.vocabulary.sample_mb * 1e6) / _GIB)
 
@@ -124,6 +124,9 @@ def tasks_of(datas: list[DataSettings], tasks: int) -> int:
     if tasks:
         return tasks
     return TASKS_PER_ARRAY if any(size is None or size > MAX_BYTES_WITHOUT_ARRAYS for size in sizes) else 1
+
+
+# Define a request, its jobs, and a stage.
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,9 @@ class Stage(NamedTuple):
     jobs: Callable[[Request], list[Job]]
 
 
+# Check for each stage whether it is done, and build the jobs that do it.
+
+
 def prepared(request: Request) -> str:
     """Return where the shards of all phases are; empty unless they exist with these settings."""
     folders = []
@@ -282,8 +288,8 @@ def exported(request: Request) -> str:
 
 
 def _with_sources(request: Request) -> int:
-    """Return the tasks of each array for the sources (job_size.tasks_of). Raises UserError if there are none, or if
-    a local one is missing."""
+    """Return the tasks of each array for the sources (`tasks_of`). Raises UserError if there are none, or if a local
+    one is missing."""
     datas = data_of_phases(request.config)
     for data in datas:
         if not data.sources:

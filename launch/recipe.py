@@ -1,7 +1,8 @@
-"""Load a checked RunConfig from a recipe's name or YAML path and `key=value` pairs.
+"""Load a checked RunConfig from a recipe's name or YAML path and `key=value` pairs, and list the shipped recipes.
 
 Three merges: defaults <- recipe (after the one it `extends`) <- command line. Unknown keys are errors. What a Hugging
-Face folder in init_from states is merged last, and contradicts no key of recipe and command line.
+Face folder in init_from states is merged last, and contradicts no key of recipe and command line. The `key=value` pairs
+of `maskmill evaluate` are read here as well.
 """
 
 import ast
@@ -250,6 +251,9 @@ def check_not_in_phases(phases: list[dict[str, Any]], values: dict[str, Any], wh
                 where=where,
                 expected=f"phases.{setting[0]}.{key}=...",
             )
+
+
+# Load a run: merge the recipe, those that it extends, and the command line, and check every key and value.
 
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:

@@ -1,7 +1,7 @@
-"""Submit jobs to Slurm, or write a batch script that does, for people to read and run.
+"""Choose the jobs of a request that are left to do, and submit them to Slurm or write a batch script that does.
 
-sbatch gets a list of arguments and an environment, never a shell line. In the script, which consists of shell lines,
-every word is quoted.
+sbatch gets a list of arguments and an environment, never a shell line. The script is for people to read and run: it
+consists of shell lines, in which every word is quoted.
 """
 
 import json
@@ -22,7 +22,7 @@ from launch.jobs import STAGES, Job, Request, prepared, with_vocabulary
 from pretrain.report.status import SUBMITTED, read_status
 from pretrain.run.files import table
 
-# Compute which jobs of a request are left to do, each after the previous one.
+# Choose the jobs that are left to do, and check that the request is consistent and the input of the first job exists.
 
 
 class Chain(NamedTuple):
@@ -91,6 +91,9 @@ def _check_ground(request: Request, jobs: list[Job]) -> None:
         raise UserError(
             "there is no checkpoint to export", where=request.config.run.dir, remedy="add train to --stages"
         )
+
+
+# Add options to the jobs, write them as a script, or submit them.
 
 
 SCRIPTS = Path(__file__).parent / "sbatch"
