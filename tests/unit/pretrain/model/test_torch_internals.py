@@ -1,6 +1,7 @@
 """What torch keeps private is used in one module, and a torch that has changed it is refused."""
 
 import ast
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ def private(path: Path) -> set[str]:
             name = ast.unparse(node)
         elif isinstance(node, ast.ImportFrom):
             name = node.module or ""
-        if name.startswith("torch") and any(
+        if re.fullmatch(r"torch(\.\w+)+", name) and any(
             part.startswith("_") and not part.startswith("__") for part in name.split(".")
         ):
             found.add(name)
