@@ -288,18 +288,6 @@ def _silence(category: type[Warning], module: str) -> None:
 
 
 # Give DeepSpeed's optimizer exactly the gradients of this step's backward passes.
-#
-# DeepSpeed (0.19) keeps pieces of gradients between steps and looks only at the parameters that the last micro-batch
-# used. Call `complete` before each step and `forget` after it, applied or not; then a missing gradient counts as zero
-# at every stage, with and without offload. Wrappers are recognised by attributes, as in flat_tensors.py.
-#
-# | where                   | what goes wrong without the fix                                                        |
-# |-------------------------|----------------------------------------------------------------------------------------|
-# | stage 1 bf16            | a parameter unused on this rank is left out of its norm and clipping, though the sum   |
-# |                         | over ranks has a gradient for it: ranks clip differently                               |
-# | stage 3                 | a parameter unused in a step, or in its first micro-batch, gets its last gradient again |
-# | offload, all stages     | a parameter unused in the last micro-batch loses this step's gradient for an old one   |
-# | offload, stages 1 and 2 | sums over micro-batches keep the last step's; what is not finite stays for good        |
 
 
 def complete(wrapper: Any) -> None:

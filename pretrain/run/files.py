@@ -208,7 +208,7 @@ def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
         values = table(marker)
         try:
             found.append(_checkpoint(marker.parent.name, values))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):  # the last: of Infinity
             continue
     return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.name))
 

@@ -73,7 +73,7 @@ def test_a_hang_is_told_by_every_rank_and_the_run_goes_on(
     assert "a step, an evaluation or a save took longer than run.step_limit" in done.stderr
     assert "restart 1 of 3" in done.stderr
     for rank, where in (
-        (0, "training/batch_counts.py|distributed/engine.py|distributed"),
+        (0, "training/progress.py|distributed/engine.py|distributed"),
         (1, r"sitecustomize.py.* in hangs"),
     ):
         log = (run / "logs" / f"rank-{rank}.log").read_text()

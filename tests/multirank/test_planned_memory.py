@@ -89,5 +89,5 @@ def test_planned_states_are_those_of_the_engine(ranks: int, monkeypatch: pytest.
         config = config_of(stage, precision, name)
         planned = states(meta_model(config, VOCABULARY), config, precision, ranks)
         most = {name: max(cells[number][name] for cells in found) for name in found[0][number]}
-        # BERT remembers nothing of its streams; test_stream_memory_planned.py has an objective that does
+        # BERT remembers nothing of its streams; test_memory.py has an objective that does
         assert vars(planned) == {**most, "streams": 0}, f"stage {stage}, {precision}, {name}"

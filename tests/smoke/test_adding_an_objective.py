@@ -90,7 +90,7 @@ def test_commands_of_the_page_train_and_export_the_objective(copy: Path) -> None
 
 def test_tests_over_the_registry_run_for_the_new_line(copy: Path) -> None:
     units = (
-        "objectives/test_objectives.py",
+        "objectives/test_objectives_registry.py",
         "objectives/test_without_masks.py",
         "training/test_device_feed.py",
     )

@@ -1,4 +1,4 @@
-"""The table of one encoder's results, on results of known figures. Beside others: test_against.py."""
+"""The table of one encoder's results, on results of known figures. Beside others: test_evaluate_compare.py."""
 
 from typing import Any
 

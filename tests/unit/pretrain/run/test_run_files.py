@@ -13,7 +13,7 @@ from launch.ranks import start_ranks
 from pretrain.config.settings import RunSettings
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.evaluate.results import write_result
-from pretrain.run.files import append, replace_file
+from pretrain.run.files import append, read_checkpoints, replace_file
 from pretrain.training.before_ranks import WRITTEN, lock, refuse_locked
 
 KEPT = b"what the link leads to"
@@ -117,3 +117,13 @@ def test_a_whole_file_takes_the_place_of_a_link(run: Path, target: Path) -> None
     write_whole(run / "summary.json", b"{}")
     assert target.read_bytes() == KEPT
     assert not (run / "summary.json").is_symlink()
+
+
+@pytest.mark.parametrize("step", ["Infinity", "NaN", "[]", "null", '"five"'])
+def test_a_marker_that_is_no_checkpoints_is_passed_over(step: str, tmp_path: Path) -> None:
+    """Red for Infinity where OverflowError is not caught."""
+    for name, value in (("step-1", "1"), ("step-2", step)):
+        marker = tmp_path / "checkpoints" / name / "checkpoint.json"
+        marker.parent.mkdir(parents=True)
+        marker.write_text(f'{{"step": {value}, "files": []}}')
+    assert [checkpoint.name for checkpoint in read_checkpoints(tmp_path)] == ["step-1"]
