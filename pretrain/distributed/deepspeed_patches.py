@@ -100,20 +100,24 @@ WRAPPERS = {
         "fp32_groups_gradients fp32_groups_has_gradients get_grads_for_norm update_lp_params"
     ),
     "DeepSpeedZeroOptimizer": (
-        "_finalize_cpu_offload_gradient_accumulation _offload_accumulated_param_ids _update_scale averaged_gradients "
-        "clip_grad cpu_offload get_param_id has_overflow loss_scale loss_scaler norm_for_param_grads "
-        "round_robin_bit16_groups round_robin_bit16_offsets single_partition_of_fp32_groups unscale_and_clip_grads "
-        "update_lp_params"
+        "_finalize_cpu_offload_gradient_accumulation _update_scale averaged_gradients clip_grad cpu_offload "
+        "get_param_id has_overflow loss_scale loss_scaler round_robin_bit16_groups round_robin_bit16_offsets "
+        "single_partition_of_fp32_groups unscale_and_clip_grads update_lp_params"
     ),
     "DeepSpeedZeroOptimizer_Stage3": (
-        "_finalize_offload_gradient_accumulation _offload_boundary_param_ids "
-        "_reassign_or_swap_out_partitioned_parameters _update_scale fp16_groups fp32_partitioned_groups_flat "
-        "get_param_id grad_partitions_flat_buffer loss_scale loss_scaler norm_for_param_grads offload_optimizer "
-        "persistent_parameters"
+        "_finalize_offload_gradient_accumulation _reassign_or_swap_out_partitioned_parameters _update_scale "
+        "fp16_groups fp32_partitioned_groups_flat get_param_id grad_partitions_flat_buffer loss_scale loss_scaler "
+        "offload_optimizer persistent_parameters"
     ),
 }
 """DeepSpeed's classes around an optimizer, and the attributes of each that are read or replaced, here, in engine.py and
 in partition_map.py."""
+
+OFFLOADED = {
+    "DeepSpeedZeroOptimizer": "_offload_accumulated_param_ids norm_for_param_grads",
+    "DeepSpeedZeroOptimizer_Stage3": "_offload_boundary_param_ids norm_for_param_grads",
+}
+"""Those that are there, and are read, with `zero.offload=cpu` alone."""
 
 BUCKET_ELEMENTS = 50_000_000
 """Gradient elements per communication bucket: 200 MB in fp32."""
@@ -163,7 +167,8 @@ def check_wrapper(wrapper: Any, optimizer: Any) -> None:
         raise RuntimeError(
             f"DeepSpeed {VERSION} wraps the optimizer in {name} (expected one of {', '.join(WRAPPERS)})"
         )
-    if lacking := [attribute for attribute in WRAPPERS[name].split() if not hasattr(wrapper, attribute)]:
+    read = WRAPPERS[name].split() + (OFFLOADED[name].split() if is_offloaded(wrapper) else [])
+    if lacking := [attribute for attribute in read if not hasattr(wrapper, attribute)]:
         raise RuntimeError(f"DeepSpeed's {name} lacks {', '.join(lacking)}")
 
 

@@ -11,6 +11,7 @@ import torch
 
 from data_pipeline.errors import UserError
 from pretrain.distributed.deepspeed_patches import (
+    OFFLOADED,
     SOURCES,
     VERSION,
     WRAPPERS,
@@ -145,12 +146,17 @@ def test_a_function_with_another_text_is_refused(
         check_sources(VERSION)
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_a_wrapper_that_lacks_what_is_read_of_it_is_refused(name: str) -> None:
-    attributes = WRAPPERS[name].split()
-    check_wrapper(type(name, (), dict.fromkeys(attributes))(), None)
-    for gone in attributes:
-        left = dict.fromkeys(set(attributes) - {gone})
+@pytest.mark.parametrize(
+    ("name", "offload"), [*((name, False) for name in WRAPPERS), *((n, True) for n in OFFLOADED)]
+)
+def test_a_wrapper_that_lacks_what_is_read_of_it_is_refused(name: str, offload: bool) -> None:
+    attributes = WRAPPERS[name].split() + (OFFLOADED[name].split() if offload else [])
+    values = dict.fromkeys(attributes) | {
+        one: offload for one in ("cpu_offload", "offload_optimizer") if one in attributes
+    }
+    check_wrapper(type(name, (), values)(), None)
+    for gone in set(attributes) - {"cpu_offload", "offload_optimizer"}:
+        left = {one: value for one, value in values.items() if one != gone}
         with pytest.raises(RuntimeError, match=f"{name} lacks {gone}$"):
             check_wrapper(type(name, (), left)(), None)
 
