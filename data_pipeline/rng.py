@@ -8,7 +8,7 @@ for whole arrays.
 MT19937 (Matsumoto and Nishimura 1998, "Mersenne Twister") reproduces the draws of Python's `random.Random(seed)` in
 the same order, since the exact mode repeats a script that draws from Python's `random`.
 
-A stream of either kind is an array of uint64; the length tells them apart. `mersenne_below`, `mersenne_unit` and
+A stream of either kind is an array of uint64; the length tells them apart. `draw_below`, `draw_unit` and
 `shuffle` take both. So one compiled algorithm serves both modes, and what the golden files prove for one holds for the
 other.
 """
@@ -173,7 +173,7 @@ def _below32(stream, n):
 
 
 @jit
-def mersenne_below(stream, n):
+def draw_below(stream, n):
     """Draw from 0..n-1 with either kind of stream."""
     if len(stream) == PHILOX_WORDS:
         return philox_below(stream, n)
@@ -181,7 +181,7 @@ def mersenne_below(stream, n):
 
 
 @jit
-def mersenne_unit(stream):
+def draw_unit(stream):
     """Draw a float64 in [0, 1) with 53 random bits from either kind of stream."""
     if len(stream) == PHILOX_WORDS:
         return philox_unit(stream)
@@ -193,7 +193,7 @@ def mersenne_unit(stream):
 def shuffle(stream, items):
     """Shuffle `items` in place, like `Random.shuffle`."""
     for i in range(len(items) - 1, 0, -1):
-        j = mersenne_below(stream, i + 1)
+        j = draw_below(stream, i + 1)
         items[i], items[j] = items[j], items[i]
 
 

@@ -25,9 +25,16 @@ from pretrain.report.page import render
 from pretrain.run.folder import HANG, SAVING, log_event
 from pretrain.run.metrics_log import PROBE
 from pretrain.run.time_budget import TimeBudget
-from pretrain.training import feed as compile_model
 from pretrain.training.before_ranks import settled
-from pretrain.training.feed import Feed, HostShare, model_feed, seed_dropout, training_loader
+from pretrain.training.feed import (
+    Feed,
+    HostShare,
+    model_feed,
+    run_flops,
+    seed_dropout,
+    training_loader,
+    wants_compiling,
+)
 from pretrain.training.guard import ROLLBACK, Guard, poisoned
 from pretrain.training.progress import (
     BatchCounts,
@@ -147,7 +154,7 @@ def run_phases(
     guard = Guard(config, position, world, engine.precision)
     wanted = raise_on_all_ranks(
         world,
-        lambda: compile_model.wanted(config, world.device, engine.precision, compile_model.run_flops(plans)),
+        lambda: wants_compiling(config, world.device, engine.precision, run_flops(plans)),
     )
     compiled = all(world.gather(wanted))  # some node may lack a compiler
     with (

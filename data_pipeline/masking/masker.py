@@ -43,7 +43,7 @@ from data_pipeline.masking.phrases import (
     span_end,
 )
 from data_pipeline.records import Examples, Segments
-from data_pipeline.rng import CORRUPT, PHILOX_WORDS, mersenne_below, mersenne_unit, philox, shuffle, start
+from data_pipeline.rng import CORRUPT, PHILOX_WORDS, draw_below, draw_unit, philox, shuffle, start
 from data_pipeline.settings import MASKINGS, UNMASKED, DataSettings
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ def list_candidates(span_kind, starts, groups, order):
 @jit
 def draw_replacement(stream, shares):
     """Draw the replacement of a masked token: shares = (of all that become [MASK], of the others that stay)."""
-    if mersenne_unit(stream) < shares[0]:
+    if draw_unit(stream) < shares[0]:
         return _MASKED
-    return _RANDOM if mersenne_unit(stream) >= shares[1] else _KEPT
+    return _RANDOM if draw_unit(stream) >= shares[1] else _KEPT
 
 
 @jit
@@ -127,7 +127,7 @@ def replace(stream, replacement, ids, corrupted, position):
     if replacement == _MASKED:
         corrupted[position] = ids[0]
     elif replacement == _RANDOM:
-        corrupted[position] = mersenne_below(stream, ids[1])
+        corrupted[position] = draw_below(stream, ids[1])
 
 
 @jit
@@ -165,7 +165,7 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
         if done >= k:
             break
         if lazily:
-            other = c + mersenne_below(stream, candidates - c)
+            other = c + draw_below(stream, candidates - c)
             order[c], order[other] = order[other], order[c]
         first, room = order[c], k - done
         if span_kind == ALONE:

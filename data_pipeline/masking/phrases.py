@@ -31,7 +31,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.jit import jit
-from data_pipeline.rng import mersenne_unit
+from data_pipeline.rng import draw_unit
 from data_pipeline.settings import DataSettings
 from data_pipeline.tokenize.tokenize import WordCache
 
@@ -58,7 +58,7 @@ def harmonic(longest: int) -> NDArray[np.float64]:
 @jit
 def draw_length(stream, lengths, most):
     """Draw a number of words, at most `most`, from the cumulative weights `lengths`."""
-    place = mersenne_unit(stream) * lengths[most - 1]
+    place = draw_unit(stream) * lengths[most - 1]
     n = 1
     while n < most and lengths[n - 1] <= place:
         n += 1

@@ -26,7 +26,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.npy import release
 from data_pipeline.jit import copy_run, jit, read_only
 from data_pipeline.records import Corpus, Segments
-from data_pipeline.rng import PHILOX_WORDS, SEGMENTS, derive_key, mersenne_below, mersenne_unit, start
+from data_pipeline.rng import PHILOX_WORDS, SEGMENTS, derive_key, draw_below, draw_unit, start
 from data_pipeline.settings import WITHOUT_SEPARATORS, DataSettings
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ AT_START = -1  # as POSITION: this pass over the document has not begun
 @jit
 def draw_target(stream, room, short_seq_prob):
     """Draw the target length of one pass over a document."""
-    if mersenne_unit(stream) < short_seq_prob:
-        return 2 + mersenne_below(stream, room - 1)
+    if draw_unit(stream) < short_seq_prob:
+        return 2 + draw_below(stream, room - 1)
     return room
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from data_pipeline.errors import UserError
 from data_pipeline.jit import jit
 from data_pipeline.records import NO_LABEL, Corpus, Segments
-from data_pipeline.rng import PHILOX_WORDS, derive_key, mersenne_below, mersenne_unit
+from data_pipeline.rng import PHILOX_WORDS, derive_key, draw_below, draw_unit
 from data_pipeline.sequences.base import (
     DOCUMENT,
     ORDINAL,
@@ -54,15 +54,15 @@ SEGMENT_PAIR, SENTENCE_PAIR, SENTENCE_ORDER, TWO_SEGMENTS = range(4)
 def draw_donor(stream, keys, document):
     """Draw a document other than `document`. With a stream of Python's draws, as in Google's script, it may be the same
     one after DONOR_TRIES tries."""
-    donor = mersenne_below(stream, len(keys))
+    donor = draw_below(stream, len(keys))
     if len(stream) == PHILOX_WORDS:
         while keys[donor] == keys[document]:
-            donor = mersenne_below(stream, len(keys))
+            donor = draw_below(stream, len(keys))
         return donor
     for _ in range(DONOR_TRIES - 1):
         if donor != document:
             break
-        donor = mersenne_below(stream, len(keys))
+        donor = draw_below(stream, len(keys))
     return donor
 
 
@@ -72,7 +72,7 @@ def truncated(stream, pair, room):
     a0, a1, b0, b1 = pair
     while (a1 - a0) + (b1 - b0) > room:
         # without branches: coin tosses cannot be predicted
-        front, of_a = np.int64(mersenne_unit(stream) < 0.5), np.int64(a1 - a0 > b1 - b0)
+        front, of_a = np.int64(draw_unit(stream) < 0.5), np.int64(a1 - a0 > b1 - b0)
         a0 += of_a & front
         a1 -= of_a & ~front
         b0 += ~of_a & front
@@ -91,13 +91,13 @@ def next_pair(stream, columns, document, position, target, room, random_next):
         stop += 1
     cut = position + 1
     if stop - position > 1:
-        cut += mersenne_below(stream, stop - position - 1)
+        cut += draw_below(stream, stop - position - 1)
     a0, a1 = starts[position], starts[cut]
-    is_random = stop - position == 1 or mersenne_unit(stream) < random_next
+    is_random = stop - position == 1 or draw_unit(stream) < random_next
     donor = document
     if is_random:
         donor = draw_donor(stream, keys, document)
-        first = firsts[donor] + mersenne_below(stream, lasts[donor] - firsts[donor])
+        first = firsts[donor] + draw_below(stream, lasts[donor] - firsts[donor])
         b0, b1 = sentence_start(starts, files, first), sentence_start(starts, files, first + 1)
         last = first + 1
         while last < lasts[donor] and b1 - b0 < target - (a1 - a0):
@@ -115,7 +115,7 @@ def _random_sentences(stream, columns, document, wanted, most):
     Return its document and token range."""
     _, starts, firsts, lasts, keys, _, files = columns
     donor = draw_donor(stream, keys, document)
-    first = firsts[donor] + mersenne_below(stream, lasts[donor] - firsts[donor])
+    first = firsts[donor] + draw_below(stream, lasts[donor] - firsts[donor])
     b0, b1 = sentence_start(starts, files, first), sentence_start(starts, files, first + 1)
     last = first + 1
     while last < lasts[donor] and b1 - b0 < wanted:
@@ -130,7 +130,7 @@ def _random_piece(stream, columns, document, size):
     _, starts, firsts, lasts, keys, _, files = columns
     donor = draw_donor(stream, keys, document)
     b0, end = sentence_start(starts, files, firsts[donor]), sentence_start(starts, files, lasts[donor])
-    b0 += mersenne_below(stream, max(end - b0 - size, 0) + 1)
+    b0 += draw_below(stream, max(end - b0 - size, 0) + 1)
     return donor, b0, min(b0 + size, end)
 
 
@@ -139,7 +139,7 @@ def _halves_of_sentence(stream, columns, document, a0, stop, room, random_next):
     """Make the pair of a sentence that fills the room alone: its next piece follows A, or one from another document.
     That B begins inside a sentence as well, else its beginning would tell the label."""
     a1 = a0 + (room + 1) // 2
-    if mersenne_unit(stream) < random_next:
+    if draw_unit(stream) < random_next:
         donor, b0, b1 = _random_piece(stream, columns, document, a0 + room - a1)
         return (a0, a1, b0, b1), np.int8(1), donor, a1, stop
     return (a0, a1, a1, a0 + room), np.int8(0), document, a0 + room, stop
@@ -158,9 +158,9 @@ def next_segments(stream, columns, document, position, a0, target, room, random_
         return _halves_of_sentence(stream, columns, document, a0, stop, room, random_next)
     cut = position + 1
     if not alone:
-        cut += mersenne_below(stream, stop - position - 1)
+        cut += draw_below(stream, stop - position - 1)
     a1 = starts[cut]
-    if alone or mersenne_unit(stream) < random_next:
+    if alone or draw_unit(stream) < random_next:
         donor, b0, b1 = _random_sentences(stream, columns, document, target - (a1 - a0), room - (a1 - a0))
         return (a0, a1, b0, b1), np.int8(1), donor, a1, cut
     b1 = min(starts[stop], a0 + room)
@@ -176,7 +176,7 @@ def next_sentence_pair(stream, columns, document, position, a0, room, random_nex
     a1 = starts[stop]
     if a1 - a0 >= room:
         return _halves_of_sentence(stream, columns, document, a0, stop, room, random_next)
-    if stop == lasts[document] or mersenne_unit(stream) < random_next:
+    if stop == lasts[document] or draw_unit(stream) < random_next:
         donor, b0, b1 = _random_sentences(stream, columns, document, 1, room - (a1 - a0))
         return (a0, a1, b0, b1), np.int8(1), donor, a1, stop
     b1 = min(starts[stop + 1], a0 + room)
@@ -209,10 +209,10 @@ def next_ordered_pair(stream, columns, document, position, a0, target, room, swa
     while stop - position > 1 and starts[stop - 1] >= b1:
         stop -= 1
     if whole and stop - position > 1:
-        cut = starts[position + 1 + mersenne_below(stream, stop - position - 1)]
+        cut = starts[position + 1 + draw_below(stream, stop - position - 1)]
     else:
-        cut = a0 + 1 + mersenne_below(stream, b1 - a0 - 1)
-    swapped = mersenne_unit(stream) < swapped_share
+        cut = a0 + 1 + draw_below(stream, b1 - a0 - 1)
+    swapped = draw_unit(stream) < swapped_share
     ranges = (cut, b1, a0, cut) if swapped else (a0, cut, cut, b1)
     return ranges, np.int8(swapped), document, b1, stop
 
@@ -223,17 +223,17 @@ def next_two_segments(stream, columns, document, position, a0, room, single_room
     `room`, `single_room`: tokens of text that fit into two segments and into one."""
     starts, lasts = columns[1], columns[3]
     target = room + 3
-    if mersenne_unit(stream) < short_share:
-        target = SHORTEST + mersenne_below(stream, max(target - SHORTEST + 1, 1))
+    if draw_unit(stream) < short_share:
+        target = SHORTEST + draw_below(stream, max(target - SHORTEST + 1, 1))
     stop = position + 1
     while stop < lasts[document] and starts[stop] - a0 < target:
         stop += 1
     half = (target - 3) // 2
     cut = stop
-    if mersenne_unit(stream) >= ONE_SEGMENT:
+    if draw_unit(stream) >= ONE_SEGMENT:
         cut = position + 1
         while cut < stop and (
-            starts[cut + 1] - a0 < half or (starts[cut] - a0 < half and mersenne_unit(stream) < 0.5)
+            starts[cut + 1] - a0 < half or (starts[cut] - a0 < half and draw_unit(stream) < 0.5)
         ):
             cut += 1
     a1 = min(starts[cut], a0 + single_room)

@@ -24,7 +24,7 @@ SPACE = 0
 _QUARTER = np.uint64(0xFFFF)
 
 # Positions in the text are unsigned: for an int64, numba checks at every use whether it is negative.
-_BYTE_ZERO, _BYTE_ONE, _BYTE_TWO, _THREE, _BYTE_WINDOW = (np.uint64(n) for n in (0, 1, 2, 3, WINDOW))
+_ZERO, _ONE, _TWO, _THREE, _EIGHT, _WINDOW = (np.uint64(n) for n in (0, 1, 2, 3, 8, WINDOW))
 
 
 def byte_kinds(punctuation: bool, chinese: bool) -> NDArray[np.uint64]:
@@ -43,7 +43,7 @@ def byte_kinds(punctuation: bool, chinese: bool) -> NDArray[np.uint64]:
 @inlined
 def stands_alone(data, position):
     """Return whether the WIDE byte at `position` begins a three-byte character that is a word by itself."""
-    lead, second, third = data[position], data[position + _BYTE_ONE], data[position + _BYTE_TWO]
+    lead, second, third = data[position], data[position + _ONE], data[position + _TWO]
     if lead == 0xE2:
         return second == 0x80 and 0x90 <= third <= 0xA7
     return lead > 0xE4 or second >= 0xB8
@@ -52,9 +52,9 @@ def stands_alone(data, position):
 @inlined
 def kind_bits(data, base, kinds):
     """Return four numbers; their bits i: whether data[base + i] is PLAIN, ALONE, END and WIDE."""
-    plain, alone, end, wide = _BYTE_ZERO, _BYTE_ZERO, _BYTE_ZERO, _BYTE_ZERO
+    plain, alone, end, wide = _ZERO, _ZERO, _ZERO, _ZERO
     for quarter in range(4):
-        first, found = np.uint64(16 * quarter), _BYTE_ZERO
+        first, found = np.uint64(16 * quarter), _ZERO
         for i in range(16):
             found |= kinds[data[base + first + np.uint64(i)]] << np.uint64(i)
         plain |= (found & _QUARTER) << first
@@ -70,18 +70,18 @@ def parted(data, base, bits, inside):
     `alone` and `threes`, and the character's other two bytes in none. `inside`: the number of such bytes at the start
     of the window; returned for the next window."""
     plain, alone, end, wide = bits
-    plain &= ~((_BYTE_ONE << inside) - _BYTE_ONE)
-    inside, threes = _BYTE_ZERO, _BYTE_ZERO
+    plain &= ~((_ONE << inside) - _ONE)
+    inside, threes = _ZERO, _ZERO
     while wide:
         i = trailing_zeros(wide)
-        wide &= wide - _BYTE_ONE
+        wide &= wide - _ONE
         if stands_alone(data, base + i):
-            threes |= _BYTE_ONE << i
-            plain &= ~(_THREE << i << _BYTE_ONE)
-            if i + _THREE > _BYTE_WINDOW:
-                inside = i + _THREE - _BYTE_WINDOW
+            threes |= _ONE << i
+            plain &= ~(_THREE << i << _ONE)
+            if i + _THREE > _WINDOW:
+                inside = i + _THREE - _WINDOW
         else:
-            plain |= _BYTE_ONE << i
+            plain |= _ONE << i
     return plain, alone | threes, end, threes, inside
 
 
@@ -89,7 +89,7 @@ def parted(data, base, bits, inside):
 def character_end(data, position, size):
     """Return `position`, or the end of the character that contains it."""
     while position < size and data[position] & 0xC0 == 0x80:
-        position += _BYTE_ONE
+        position += _ONE
     return position
 
 
@@ -108,7 +108,6 @@ EMPTY = np.uint64(2**64 - 1)
 _SIZE_AT, _START_AT = np.uint64(24), np.uint64(32)
 _NUMBER_BITS, _SIZE_BITS = np.uint64(2**24 - 1), np.uint64(255)
 
-_ZERO, _ONE, _TWO, _EIGHT, _WINDOW = (np.uint64(n) for n in (0, 1, 2, 8, WINDOW))
 _ALL_BITS = np.uint64(2**64 - 1)
 _NONE = _ALL_BITS
 

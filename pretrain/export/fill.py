@@ -54,8 +54,6 @@ def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[s
         raise UserError("not an exported model", where=model, remedy="maskmill export RUN writes one")
     for text in texts:
         _refuse_bytes(text)
-    import torch
-
     from pretrain.huggingface.load import (
         load_config,
         load_model,

@@ -182,9 +182,8 @@ def _from_window(local_attention: int) -> int | None:
     return local_attention - 2 if local_attention and local_attention >= 4 else None
 
 
-_DECODER_LAYER = "encoder.layers.{i}"
 _ATTENTION = {
-    f"{_DECODER_LAYER}.attention.{ours}": f"model.layers.{{i}}.attn.{theirs}"
+    f"{_LAYER}.attention.{ours}": f"model.layers.{{i}}.attn.{theirs}"
     for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"))
 }
 MODERNBERT_DECODER = ModernBertDecoder(

@@ -30,7 +30,7 @@ from data_pipeline.shards.index import INDEX, TOKENIZER, Index
 from pretrain.checkpoint.store import MARKER, Checkpoint, checkpoints, open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import MonitorSettings, RunConfig
-from pretrain.run.folder import read_run
+from pretrain.run.folder import read_config, read_run
 from pretrain.run.metrics_log import TRUST, TRUST_PREFIX, layer_of
 from pretrain.run.task_scores import read_task_scores
 
@@ -544,8 +544,6 @@ def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
 
 def settings_of(run: Path) -> RunConfig | None:
     """Return the settings of a run folder; None if they cannot be read."""
-    from pretrain.run.folder import read_config
-
     try:
         return read_config(run)
     except UserError:

@@ -307,9 +307,6 @@ def _asset(name: str) -> str:
     return (files("pretrain.report") / name).read_text(encoding="utf-8")
 
 
-__all__ = ["render"]
-
-
 def show_samples(run: Path, step: int, samples: "list[Sample]", held_out: bool) -> None:
     """Save the filled blanks in the run folder, and re-write its report with them, if it has one. The export is done by
     then: a run folder that cannot be written is left as it is."""

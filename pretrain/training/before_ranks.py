@@ -22,7 +22,7 @@ from pretrain.config.phases import CPU_TOKENS, Phase, chosen, is_open, on_cpus, 
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import sees_gpus
 from pretrain.objectives.registry import keeps_memory
-from pretrain.preflight.check_run import Plan, check_run, run_identity, surely_has_room
+from pretrain.preflight.check_run import Plan, check_room, check_run, run_identity, surely_has_room
 from pretrain.preflight.gpus import counted_memory
 from pretrain.run.files import folder_wait, wait_until_shown
 from pretrain.run.folder import (
@@ -379,7 +379,6 @@ def _check_probe(config: RunConfig) -> None:
 
 def _check_room(config: RunConfig, vocabulary_size: int) -> None:
     if not surely_has_room(config, vocabulary_size):
-        from pretrain.preflight.check_run import check_room
         from pretrain.preflight.memory import parameters_of  # the model itself says, which needs torch
 
         check_room(config, parameters_of(config, vocabulary_size))

@@ -43,7 +43,7 @@ LONG = 1800.0
 """Seconds of training above which compiling pays off on a CPU: it takes one to two minutes and saves 10% or more."""
 
 
-def wanted(config: RunConfig, device: torch.device, precision: str, run_flops: float) -> bool:
+def wants_compiling(config: RunConfig, device: torch.device, precision: str, run_flops: float) -> bool:
     """Return whether this run compiles its model, for all phases alike, since a compiled model stays compiled.
     `run_flops`: operations of all steps over all ranks. Raises UserError if train.compile=on is impossible."""
     setting = config.train.compile

@@ -182,8 +182,8 @@ def test_a_mixture_of_draws_equals_pythons(seed):
     choose = random.Random(seed + 1)
     for _ in range(3000):  # several refills of the 624 words
         n = choose.choice([1, 2, 3, 64, 1000, 30522, 2**31, 2**32 - 1])
-        assert rng.mersenne_unit(ours) == python.random()
-        assert rng.mersenne_below(ours, n) == python.randint(0, n - 1)
+        assert rng.draw_unit(ours) == python.random()
+        assert rng.draw_below(ours, n) == python.randint(0, n - 1)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 700])
@@ -193,14 +193,14 @@ def test_shuffle_equals_pythons(length):
     rng.shuffle(ours, items)
     python.shuffle(expected)
     assert items.tolist() == expected
-    assert rng.mersenne_unit(ours) == python.random()
+    assert rng.draw_unit(ours) == python.random()
 
 
 def test_a_philox_stream_gives_its_own_draws():
     stream, again = np.zeros(8, np.uint64), np.zeros(8, np.uint64)
     for s in (stream, again):
         rng.start(s, np.uint64(1), np.uint64(2), np.uint64(rng.SEGMENTS))
-    assert [rng.mersenne_below(stream, 10), rng.mersenne_unit(stream)] == [
+    assert [rng.draw_below(stream, 10), rng.draw_unit(stream)] == [
         rng.philox_below(again, 10),
         rng.philox_unit(again),
     ]

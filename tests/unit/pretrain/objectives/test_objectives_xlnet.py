@@ -148,9 +148,9 @@ def test_it_is_not_compiled() -> None:
     run = config()
     run.train.compile = "on"
     with pytest.raises(UserError, match=r"train\.compile=on: the attention of objective\.name=xlnet follows"):
-        feed.wanted(run, torch.device("cpu"), "fp32", 1.0)
+        feed.wants_compiling(run, torch.device("cpu"), "fp32", 1.0)
     run.train.compile = "auto"
-    assert not feed.wanted(run, torch.device("cuda"), "bf16", 1e20)
+    assert not feed.wants_compiling(run, torch.device("cuda"), "bf16", 1e20)
 
 
 def test_targets_counts_and_costs() -> None:

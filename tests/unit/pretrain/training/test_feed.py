@@ -209,10 +209,10 @@ def config(setting: str, **changes: object) -> RunConfig:
 
 
 def test_a_cpu_compiles_long_runs() -> None:
-    assert not feed.wanted(config("auto"), CPU, "fp32", 1e13)
-    assert feed.wanted(config("auto"), CPU, "fp32", 1e16)
-    assert feed.wanted(config("on"), CPU, "fp32", 1.0)
-    assert not feed.wanted(config("off"), CPU, "fp32", 1e16)
+    assert not feed.wants_compiling(config("auto"), CPU, "fp32", 1e13)
+    assert feed.wants_compiling(config("auto"), CPU, "fp32", 1e16)
+    assert feed.wants_compiling(config("on"), CPU, "fp32", 1.0)
+    assert not feed.wants_compiling(config("off"), CPU, "fp32", 1e16)
 
 
 def test_gpus_compile_what_flash_attention_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,9 +255,9 @@ def test_what_cannot_be_compiled_is_refused_or_left(monkeypatch: pytest.MonkeyPa
     recomputed = config("on", activation_checkpointing=True)
     for refused, word in ((sharded, "stage 3"), (recomputed, "activation_checkpointing")):
         with pytest.raises(UserError, match=word):
-            feed.wanted(refused, CPU, "fp32", 1e16)
+            feed.wants_compiling(refused, CPU, "fp32", 1e16)
         refused.train.compile = "auto"
-        assert not feed.wanted(refused, CPU, "fp32", 1e16)
+        assert not feed.wants_compiling(refused, CPU, "fp32", 1e16)
     monkeypatch.setattr(feed.shutil, "which", lambda _: None)
     with pytest.raises(UserError, match=r"C\+\+ compiler"):
-        feed.wanted(config("on"), CPU, "fp32", 1e13)
+        feed.wants_compiling(config("on"), CPU, "fp32", 1e13)
