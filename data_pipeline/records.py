@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from data_pipeline.io.npy import offsets_of
 
 NO_LABEL = -1
-"""Label of an example without a second segment."""
+"""Label of an example whose segments have none: a single stream, or two segments that always follow one another."""
 
 ShowProgress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows progress: stage(name, total) gives a context whose value is called with the number of newly finished items."""
@@ -98,12 +98,12 @@ REQUIRED = tuple(name for name, column in COLUMNS.items() if column.required)
 @dataclass(frozen=True)
 class Segments:
     """Sequences ready to be masked: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] for a single stream; with
-    data.separators=false without [SEP]. Sequence i holds tokens[offsets[i]:offsets[i + 1]]."""
+    data.separators=absent without [SEP]. Sequence i holds tokens[offsets[i]:offsets[i + 1]]."""
 
     tokens: NDArray[np.unsignedinteger]  # flat, special tokens included, no padding
     offsets: NDArray[np.int64]  # sequences + 1
     first_lengths: NDArray[np.uint16]  # tokens of segment 0: [CLS], A and the first [SEP]; or all of them
-    labels: NDArray[np.int8]  # 1: B does not follow A, 0: it does, -1: no second segment
+    labels: NDArray[np.int8]  # the pair task's, by sequences/registry.py; NO_LABEL: none
     keys: NDArray[np.uint64]  # keys of the draws that corrupt each sequence: unique, independent of batching
     first_sources: NDArray[np.uint16] = field(default_factory=_no_sources)  # index in data.sources of the
     last_sources: NDArray[np.uint16] = field(

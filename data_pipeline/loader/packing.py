@@ -367,9 +367,9 @@ def _fill(columns, members, starts, rows, bases, ids, segments, positions, index
             originals[rows[e] + m] = masked_ids[source + m]
 
 
-# Leave out the [SEP] of pairs, or put periods in their places: what data.separators asks for. The shards have
-# [CLS] A [SEP] B [SEP] in all cases, and their masks were drawn there, so that runs which differ in their separators
-# alone read the same text with the same masks.
+# Leave out the [SEP] of pairs, or put periods in their places: what data.separators asks for. Unless they were prepared
+# `absent`, the shards have [CLS] A [SEP] B [SEP], and their masks were drawn there, so that runs which differ in their
+# separators alone read the same text with the same masks.
 
 PERIOD = "."
 

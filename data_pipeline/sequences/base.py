@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 # Read a few sentences or tokens at random positions of a Corpus on disk, from compiled code. A random next segment may
-# come from anywhere in a partition. With memory mapping, each would load at least 64 KB, on some kernels 2 MB, into the
-# process's memory: soon the whole partition. A partition too large for that is read with pread instead, a few hundred
+# come from anywhere in a pool. With memory mapping, each would load at least 64 KB, on some kernels 2 MB, into the
+# process's memory: soon the whole pool. A pool too large for that is read with pread instead, a few hundred
 # bytes at a time: a few microseconds per segment, and no memory.
 
 MAPPED_BYTES = 640 << 20
-"""Tokens and sentence starts of a larger partition are read, not mapped."""
+"""Tokens and sentence starts of a larger pool are read, not mapped."""
 AHEAD = 64
 """Sentence starts read at once: more than the sentences of a typical segment."""
 
@@ -88,7 +88,7 @@ def sentence_start(starts, files, sentence):
             np.int64(origin + 8 * sentence),
         )
         if count < 8:
-            raise ValueError("the sentence starts of a partition end too early")
+            raise ValueError("the sentence starts of a pool end too early")
         window[0], window[1] = sentence, count // 8
     return window[2 + sentence - window[0]]
 
@@ -104,7 +104,7 @@ def copy_tokens(tokens, files, first, last, out):
     if size != _pread(
         np.int32(descriptor), out.ctypes, np.uintp(size), np.int64(origin + first * out.itemsize)
     ):
-        raise ValueError("the tokens of a partition end too early")
+        raise ValueError("the tokens of a pool end too early")
 
 
 # Draw targets, step through documents and write sequences, for all compiled loops over documents.

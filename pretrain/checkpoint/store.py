@@ -57,7 +57,7 @@ class Marker(NamedTuple):
 
     step: int
     state: dict[str, Any]
-    """JSON: counters, loader, scaler, identity, conditions, settings."""
+    """JSON, as pretrain/training/resume.py composes it: position, loader, scaler, identity, conditions, settings."""
     shapes: dict[str, list[int]]
     """Full shape of every named tensor."""
     files: list[dict[str, Any]]

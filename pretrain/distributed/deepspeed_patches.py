@@ -16,6 +16,9 @@ stage, with and without offload.
 | this step's gradient is lost (3)       | offload, all stages     | `complete` copies the others to the host        |
 | sums keep the last step's (4)          | offload, stages 1 and 2 | `forget` clears the sums                        |
 | one step's gradients are halved (5)    | fp16                    | engine.py updates the loss scale after the step |
+| a stray step on zero gradients (7)     | stage 0 bf16            | engine.py clears its state, loads the masters   |
+| clipping is off by 1e-3                | stage 0                 | engine.py clips                                 |
+| sums over micro-batches are in bf16    | stage 0 bf16            | engine.py keeps gradients in fp32               |
 | gradients are written out in fp32      | stage 1 bf16            | `add_in_one_pass`: speed                        |
 | sums are copied twice for nothing      | stage 1 bf16, one rank  | `keep_sums_of_one_rank`: speed                  |
 | a kernel is launched for each tensor   | stage 1 bf16 on a GPU   | `norm_on_flat_buffer`: speed                    |
@@ -28,7 +31,8 @@ stage, with and without offload.
 for it. (2) Of a parameter that is unused in a step, or in its first micro-batch. (3) Of a parameter that is unused in
 the last micro-batch; upstream finishes these copies in a mode of its own only (#8225). (4) What is not finite stays for
 good; #7967 and #7981 put other parts right. (5) A growing scale is applied before gradients are unscaled. (6) A norm
-that is not finite is marked by -1, and the step must refuse that (#8614). No issue was found upstream for 1, 2 and 5.
+that is not finite is marked by -1, and the step must refuse that (#8614). (7) In the wrapper's constructor. No issue
+was found upstream for 1, 2 and 5.
 """
 
 import hashlib

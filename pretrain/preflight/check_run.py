@@ -1,6 +1,7 @@
-"""Check everything that a run needs before it starts, and derive the plan of each phase and the run's identity.
+"""Check shards, vocabulary, lengths and batch of a run, and derive the plan of each phase and the run's identity.
 
-Errors in shards, vocabulary, lengths and batch, and a lack of disk space, are found here, before the first rank starts.
+`check_run` is called before the first rank starts, and again on each. pretrain/training/before_ranks.py calls it with
+the other checks of a start: run folder, lock, weights to start from, memory, and the space on disk (`check_room` here).
 Does not import torch, which takes seconds.
 """
 

@@ -1,7 +1,7 @@
-"""Load an engine's weights and the position to resume from, and save both.
+"""Load an engine's weights and the position to resume from, save both, enter the next phase, and roll back.
 
-Everything but the tensors is in the checkpoint's JSON state: counters, skipped batches, loss scale, and the
-conditions for a bit-exact resume.
+Everything but the tensors is in the checkpoint's JSON state: the position (phase, step, batch, skipped batches), the
+loader's state, the number of updates, the loss scale, the run's identity, and the conditions for a bit-exact resume.
 """
 
 import platform
