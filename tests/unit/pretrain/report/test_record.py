@@ -14,7 +14,7 @@ import pytest
 from pretrain.report.curves import COLUMNS, PICTURES, binned, by_layer
 from pretrain.report.record import Points, read_run
 from pretrain.report.summary import advice
-from pretrain.run.folder import ATTEMPTS, LOST, SPENT, AttemptLog, read_attempts
+from pretrain.run.folder import ATTEMPTS, HANG, LOST, NOT_SAVED, SPENT, AttemptLog, log_event, read_attempts
 from tests.unit.pretrain.report.test_report_charts import (
     CONFIG,
     DATA,
@@ -226,6 +226,25 @@ def test_advice_names_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     assert page.text.index("The run failed") < page.text.index("Held-out loss at [MASK]")
     assert page.text.index("The run failed") < page.text.index("One rank was slower")
     assert advice(read_run(make_run(tmp_path / "well"))) == []
+
+
+def test_failed_saves_and_hangs_are_advice(tmp_path: Path) -> None:
+    """Red without either line."""
+    run = make_run(tmp_path / "run")
+    write_attempts(run, [{"event": "started", "step": 0, "ranks": 2}])
+    log_event(run, NOT_SAVED, 40, "no space left at s3://me:hunter2@b/x")
+    log_event(run, HANG, 50, "rank 1 waits in all_reduce")
+    log_event(run, HANG, 60, "rank 0 waits in all_reduce")
+    found = {one.what: one for one in advice(read_run(run))}
+    saves = "The newest checkpoint could not be saved: no space left at s3://***@b/x."
+    hangs = "The run hung 2 times and was ended: rank 0 waits in all_reduce."
+    assert set(found) == {saves, hangs}
+    assert found[saves].grave
+    assert "a crash loses the steps since the newest one" in found[saves].remedy
+    assert "the rank that waits for no other is the cause" in found[hangs].remedy
+    text = page_of(run).text
+    assert saves in text
+    assert hangs in text
 
 
 @pytest.mark.parametrize("status", ["running", "finished"])
