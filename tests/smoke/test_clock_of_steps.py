@@ -57,7 +57,7 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(time_budget, "clock", lambda: at[0])
     monkeypatch.setattr(Guard, "accepts", judged)
-    monkeypatch.setattr(feed, "wanted", lambda *_: True)
+    monkeypatch.setattr(train, "wants_compiling", lambda *_: True)
     monkeypatch.setattr(feed, "compile_model", taking(ELSE, lambda *_: 0.0))
     monkeypatch.setattr(train, "compute", taking(STEP, train.compute))
     for owner, name in (
