@@ -236,7 +236,8 @@ def test_a_result_says_what_makes_its_scores_comparable(
     )
     note = one.run(lambda name, total: nullcontext(lambda n: None))
     check_facts(note, task)
-    assert note["details"]["examples"] == sizes
+    assert note["details"]["examples"] == sizes | {"train": 64}
+    assert note["details"]["train_examples_available"] == sizes["train"]
     assert note["details"]["skipped"] == {"train": 0, "dev": 0}
     assert labels is None or note["details"]["labels"] == labels
     assert (note["seeds"], note["floor_seeds"]) == ([1, 2], [1, 2])
