@@ -41,7 +41,6 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Mapping
 from functools import reduce
 from importlib import import_module
 from typing import Any
@@ -130,7 +129,7 @@ FP8_CAPABILITY = (8, 9)
 """Of the first GPUs that multiply in FP8."""
 
 
-def check_sources(installed: str, sources: Mapping[str, Mapping[str, str]] = SOURCES) -> None:
+def check_sources(installed: str) -> None:
     """Compare DeepSpeed's version and the text of each function in SOURCES. Raises UserError where one differs: a fix
     that silently does nothing, or the wrong thing, moves weights."""
     advice = f"pip install deepspeed=={VERSION}"
@@ -138,7 +137,7 @@ def check_sources(installed: str, sources: Mapping[str, Mapping[str, str]] = SOU
         raise UserError(
             f"version {installed} is installed", where="deepspeed", expected=VERSION, remedy=advice
         )
-    for module, functions in sources.items():
+    for module, functions in SOURCES.items():
         for name, expected in functions.items():
             try:
                 text = _source_text(reduce(getattr, name.split("."), import_module(module)))

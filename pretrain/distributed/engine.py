@@ -1,6 +1,6 @@
 """Step a model under DeepSpeed ZeRO: the Engine of the training loop, and what its optimizer needs of the ranks.
 
-What DeepSpeed 0.19 puts around our optimizer, and how each cell is kept to fp32 masters, moments, accumulation and
+What DeepSpeed 0.19.8 puts around our optimizer, and how each cell is kept to fp32 masters, moments, accumulation and
 reduction. All cells that are not refused are tested (tests/multirank; fp16 with DeepSpeed's CPU check patched).
 
 | stage | fp32                          | bf16                          | fp16                          |
