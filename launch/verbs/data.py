@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
 
 from data_pipeline.errors import UserError
 from launch.app import Overrides, Recipe, app, check_address_space, console, say
 from launch.progress import stages
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from data_pipeline.settings import DataSettings, VocabularySettings
     from data_pipeline.shards.index import Index
 
@@ -26,8 +25,12 @@ SHOWN = 15
 """Words in the table: those that save the most."""
 
 
-def shown(facts: Mapping[str, Any]) -> Group:
+def shown(facts: Mapping[str, Any]) -> "Group":
     """Return a table of the words that save the most, and figures of all, from the content of new_words.json."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+
     text, old = facts["text"], facts["extends"]
     words = [entry for entry in facts["entries"] if "word" in entry]
     before, after = (1000 * text[f"tokens_{when}"] / text["words"] for when in ("before", "after"))
