@@ -68,8 +68,6 @@ class ScheduleSettings:
     whole `run`, whose phases then differ in optim.lr alone."""
 
 
-FP8 = "fp8"
-"""The `train.precision` of weights in bf16 that encoder layers multiply in FP8."""
 CLS_SEGMENT = 2
 """Segment of [CLS] where it is behind the text (XLNet): another one than those of the text."""
 
@@ -134,8 +132,7 @@ class TrainSettings:
     that fits the memory of the run's GPUs and divides what a rank has of the global batch; on CPUs, of at most 4,096
     tokens. A run keeps what it chose when it resumes."""
     precision: str = "auto"
-    """fp32, bf16, fp16; auto: bf16 on CUDA, fp32 on CPU. fp8: bf16 whose encoder layers multiply in FP8, on Hopper, Ada
-    and newer GPUs, at ZeRO stages 0 to 2. Masters, moments and reduction are fp32 in each."""
+    """fp32, bf16, fp16; auto: bf16 on CUDA, fp32 on CPU. Masters, moments and reduction are fp32 in each."""
     clip: float = 1.0
     """Largest global gradient norm, applied before the moments; 0: no clipping."""
     eval_every: int = 0

@@ -125,9 +125,6 @@ OFFLOADED = {
 BUCKET_ELEMENTS = 50_000_000
 """Gradient elements per communication bucket: 200 MB in fp32."""
 
-FP8_CAPABILITY = (8, 9)
-"""Of the first GPUs that multiply in FP8."""
-
 
 def check_sources(installed: str) -> None:
     """Compare DeepSpeed's version and the text of each function in SOURCES. Raises UserError where one differs: a fix
@@ -175,11 +172,8 @@ def check_wrapper(wrapper: Any, optimizer: Any) -> None:
         raise RuntimeError(f"DeepSpeed's {name} lacks {', '.join(lacking)}")
 
 
-def refuse_unsupported(
-    deepspeed: Any, stage: int, precision: str, world: World, *, fp8: bool = False
-) -> None:
-    """Raise UserError for a precision that the device, or DeepSpeed at this ZeRO stage, does not support; with `fp8`,
-    for a device that does not multiply in FP8."""
+def refuse_unsupported(deepspeed: Any, stage: int, precision: str, world: World) -> None:
+    """Raise UserError for a precision that the device, or DeepSpeed at this ZeRO stage, does not support."""
     accelerator = deepspeed.accelerator.get_accelerator()
     supported = {
         "fp32": True,
@@ -198,24 +192,11 @@ def refuse_unsupported(
                 where="train.precision",
                 remedy="train.precision=fp16 (with zero.stage=1 or more), or fp32",
             )
-    if fp8:
-        _refuse_fp8(world)
     if stage == 0 and precision == "fp16":
         raise UserError(
             "zero.stage=0 with train.precision=fp16: DeepSpeed does not scale the loss there",
             where="settings",
             remedy="zero.stage=1, or bf16",
-        )
-
-
-def _refuse_fp8(world: World) -> None:
-    capability = torch.cuda.get_device_capability(world.device) if world.device.type == "cuda" else (0, 0)
-    if capability < FP8_CAPABILITY:
-        found = f"capability {capability[0]}.{capability[1]}" if capability[0] else str(world.device)
-        raise UserError(
-            f"FP8 needs a GPU of capability 8.9 or newer (Ada, Hopper), and this is {found}",
-            where="train.precision",
-            remedy="train.precision=bf16",
         )
 
 

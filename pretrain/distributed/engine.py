@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data_pipeline.errors import UserError
-from pretrain.config.settings import FP8, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.distributed import deepspeed_patches
 from pretrain.distributed.deepspeed_patches import deepspeed_settings, import_deepspeed, refuse_unsupported
 from pretrain.distributed.launch_env import resolve_precision
@@ -271,7 +271,7 @@ def build_engine(
     """
     precision = resolve_precision(config, world.device.type)
     deepspeed = import_deepspeed(world)
-    refuse_unsupported(deepspeed, config.zero.stage, precision, world, fp8=config.train.precision == FP8)
+    refuse_unsupported(deepspeed, config.zero.stage, precision, world)
     check_kernels(config.train.kernels, world.device)
     model.to(world.device)
     share_rank_0(model, world)

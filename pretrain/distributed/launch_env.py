@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
-from pretrain.config.settings import FP8, RunConfig
+from pretrain.config.settings import RunConfig
 
 if TYPE_CHECKING:
     import torch
@@ -156,10 +156,7 @@ DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 
 
 def resolve_precision(config: RunConfig, device: str) -> str:
-    """Resolve `train.precision` to fp32, bf16 or fp16 for this type of device: what weights are in. Those that multiply
-    in FP8 are in bf16."""
-    if config.train.precision == FP8:
-        return "bf16"
+    """Resolve `train.precision` to fp32, bf16 or fp16 for this type of device: what weights are in."""
     if config.train.precision != "auto":
         return config.train.precision
     return "bf16" if device == "cuda" else "fp32"

@@ -2,7 +2,6 @@
 
 | name                            | what it is for                             | why not a public one                 |
 |---------------------------------|--------------------------------------------|--------------------------------------|
-| `torch._scaled_mm`              | products in FP8                            | none takes one scale a tensor        |
 | `torch._softmax_backward_data`  | the gradient of a softmax in one pass      | autograd keeps what is made anew     |
 | `aten._flash_attention_forward` | attention over packed examples, dropout    | `varlen_attn` has no dropout         |
 | `torch._foreach_mul_`           | scale many gradients in one launch         | `clip_grad_norm_` takes the norm anew |
@@ -29,14 +28,12 @@ __all__ = [
     "flash_attention",
     "mark_dynamic",
     "scale_all",
-    "scaled_product",
     "softmax_gradient",
     "stop_compile_workers",
     "tree_leaves",
 ]
 
 OPERATORS = {
-    "_scaled_mm": "self mat2 scale_a scale_b out_dtype use_fast_accum",
     "_softmax_backward_data": "grad_output output dim input_dtype",
     "_flash_attention_forward": (
         "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask window_size_left "
@@ -67,14 +64,6 @@ def checked(function: Callable[..., Any], *parameters: str) -> Callable[..., Any
             f"torch {torch.__version__}: {function.__qualname__}({', '.join(found)}) (expected {', '.join(parameters)})"
         )
     return function
-
-
-def scaled_product(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype, *, fast: bool
-) -> Tensor:
-    """Return the product in `dtype` of two matrices in FP8: `a` by rows, `b` by columns in memory; the scales are one
-    fp32 number each. `fast`: sums are not in full fp32."""
-    return torch._scaled_mm(a, b, a_scale, b_scale, out_dtype=dtype, use_fast_accum=fast)
 
 
 def softmax_gradient(gradient: Tensor, probabilities: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.settings import FP8, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.model.attention_tiles import FULL, Visibility
 from pretrain.model.batch import MicroBatch
-from pretrain.model.encoder import Encoder, encoder_flops, projection_flops, use_fp8
+from pretrain.model.encoder import Encoder, encoder_flops, projection_flops
 from pretrain.model.heads import KINDS, MaskedPredictions, Predictions
 from pretrain.model.initialize import initialize
 
@@ -194,8 +194,6 @@ class Objective:
         without a draw from torch's global generator."""
         model = self.training_model(vocabulary)
         initialize(model, self.config.run.seed, self.config.encoder.initializer_range)
-        if self.config.train.precision == FP8:
-            use_fp8(model)
         return model
 
     def build_encoder(self, vocabulary: VocabularyStamp) -> Encoder:

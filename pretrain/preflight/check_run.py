@@ -35,7 +35,7 @@ from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.phases import Phase, batch_sizes, on_cpus, phases_of
-from pretrain.config.settings import FP8, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import resolve_precision, sees_gpus
 from pretrain.objectives.registry import keeps_memory, load, registered
 from pretrain.objectives.teacher import check_teacher, has_teacher, teacher_identity
@@ -321,7 +321,7 @@ def _separators(config: RunConfig, index: Index) -> Separators | None:
 def _precision(config: RunConfig) -> str:
     cuda = sees_gpus()
     asked = config.train.precision
-    if asked in ("fp16", FP8) and not cuda:
+    if asked == "fp16" and not cuda:
         raise UserError(f"train.precision={asked} needs a GPU", where="settings", expected="fp32 on a CPU")
     return resolve_precision(config, "cuda" if cuda else "cpu")
 
@@ -349,7 +349,7 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
         "train.global_batch": config.train.global_batch,
         "train.batch_ramp": config.train.batch_ramp,
         "train.batch_ramp_from": config.train.batch_ramp_from,
-        "train.precision": FP8 if config.train.precision == FP8 else plan.precision,
+        "train.precision": plan.precision,
         "train.clip": config.train.clip,
         "data.separators": config.data.separators,
         "data.separator_gap": config.data.separator_gap,

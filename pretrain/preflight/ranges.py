@@ -22,7 +22,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "data.on_damage": ("stop", "skip"),
     "vocabulary.kind": ("wordpiece", "bpe", "unigram"),
     "vocabulary.specials": ("", "roberta", "xlnet"),
-    "train.precision": ("auto", "fp32", "bf16", "fp16", "fp8"),
+    "train.precision": ("auto", "fp32", "bf16", "fp16"),
     "train.kernels": ("auto", "triton", "torch"),
     "train.compile": ("auto", "off", "on"),
     "train.on_nan": ("skip", "rollback", "stop"),

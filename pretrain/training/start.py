@@ -24,7 +24,7 @@ from pretrain.checkpoint.mirror import bring_back
 from pretrain.checkpoint.retention import drop_leftovers
 from pretrain.checkpoint.store import checkpoints, wait_for_newest
 from pretrain.config.phases import Phase
-from pretrain.config.settings import FP8, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks, unstated_threads
 from pretrain.huggingface.registry import export_warnings
 from pretrain.optim.schedule import updates
@@ -160,9 +160,8 @@ def summary(
     links = check_links(world)
     if world.rank != 0:
         return
-    products = ", multiplied in FP8" if config.train.precision == FP8 else ""
     lines = [
-        f"{parameters:,} parameters in {plans[0].precision}{products}, ZeRO stage {config.zero.stage}",
+        f"{parameters:,} parameters in {plans[0].precision}, ZeRO stage {config.zero.stage}",
         links,
         f"{config.run.dir}: {room}",
         *chosen,

@@ -88,9 +88,6 @@ def parse() -> argparse.Namespace:
     add_row_options(parser, steps=5)
     parser.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--deterministic", nargs="+", choices=("on", "off"), default=["on", "off"])
-    parser.add_argument(
-        "--precision", choices=("auto", "fp8"), default="auto", help="fp8: of DeepSpeed's engine"
-    )
     parser.add_argument("--kernels", type=int, default=12, help="of the profile to list")
     parser.add_argument(
         "--trace", type=Path, help="a file for the timeline of one step, as chrome://tracing shows it"
@@ -134,11 +131,10 @@ def measure(case: Case, row: Row, arguments: argparse.Namespace, device: torch.d
         f"{share.tokens / len(share.micro_batches) / shape.tokens:.1%} full\n"
         f"  {seconds * 1e3:,.1f} ms a step, attention by {backend}, "
         f"{'compiled' if arguments.compile == 'on' else 'not compiled'}, "
-        f"{'deterministic' if config.train.deterministic else 'any'} kernels, {case.engine} engine, "
-        f"precision {config.train.precision}"
+        f"{'deterministic' if config.train.deterministic else 'any'} kernels, {case.engine} engine"
     )
     figures: dict[str, Any] = {**case._asdict(), "examples_per_second": rate, "step_seconds": seconds}
-    figures |= {"utilisation": flops / seconds / peak, "precision": config.train.precision}
+    figures["utilisation"] = flops / seconds / peak
     if device.type == "cuda":
         figures |= show_memory(row, config, arguments, precision, device)
         figures["host_seconds"] = host_times(engine, feed, ready, device)
@@ -154,7 +150,6 @@ def goals(row: Row) -> str:
 def run_config(case: Case, row: Row, arguments: argparse.Namespace) -> RunConfig:
     config = config_of_row(row)
     config.train.micro_batch, config.train.compile = row.micro_batch, arguments.compile
-    config.train.precision = arguments.precision if case.engine == "deepspeed" else "auto"
     config.train.deterministic = case.deterministic == "on"
     config.zero.stage = 1 if case.engine == "deepspeed" else 0
     return config

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.settings import FP8, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import dtype_of
 from pretrain.distributed.world import World
-from pretrain.model.encoder import use_fp8
 from pretrain.optim.param_groups import build_optimizer
 
 
@@ -58,8 +57,6 @@ def engine_of(name: str, model: nn.Module, config: RunConfig, precision: str, de
         return PlainEngine(model, config, precision, device)
     from pretrain.distributed.engine import build_engine  # needs DeepSpeed
 
-    if config.train.precision == FP8:
-        use_fp8(model)
     return build_engine(model, config, _world())
 
 

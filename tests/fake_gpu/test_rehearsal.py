@@ -54,9 +54,7 @@ def figures_of(
     return dict(found["parts"][part]["figures"])
 
 
-@pytest.mark.parametrize(
-    "part", ["twice", "resume", "family", "stages", "bench", "peers", "fp8", "lamb", "mini"]
-)
+@pytest.mark.parametrize("part", ["twice", "resume", "family", "stages", "bench", "peers", "lamb", "mini"])
 def test_a_part_ends(part: str, carried: Path, tmp_path: Path) -> None:
     figures = figures_of(part, carried, tmp_path / "out")
     if part == "bench":

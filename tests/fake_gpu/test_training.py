@@ -46,9 +46,7 @@ CASES = [  # LAMB unless it says otherwise
     Case("bf16", 1, f"{COMPILED} {ADAMW} {DROPOUT} {FREE}", (225, 15, 0), (61, 5, 2)),
     Case("bf16", 1, f"{COMPILED} {STABLE} {OFFLOADED} {DROPOUT} {AGAIN}", (596, 146, 16), (31, 54, 53)),
     Case("bf16", 2, f"{COMPILED} {MUON} {OFFLOADED}", (579, 161, 16), (32, 57, 55)),
-    Case("fp8", 1, f"{COMPILED} {DROPOUT}", (351, 23, 0), (70, 7, 2)),
     # compiled, since a product takes numbers of tokens that 16 divides
-    Case("fp8", 2, f"{COMPILED} {STABLE} {AGAIN}", (432, 69, 0), (204, 9, 1)),
     Case("fp32", 2, f"{EAGER} {MUON} {DROPOUT}", (418, 149, 0), (480, 163, 1)),
     Case("fp32", 3, f"{EAGER} {AGAIN} {FREE}", (380, 122, 1), (194, 17, 4)),
     Case("fp16", 3, f"{EAGER} {ADAMW} {DROPOUT}", (446, 44, 1), (197, 16, 5)),

@@ -45,8 +45,6 @@ def main() -> None:
         print(calibrate(machine["gpu"], measured, arguments.calibrated))
     if measured := parts.get("peers", {}).get("figures", {}).get("rows"):
         print(markdown(PEER_HEAD, peer_rows(measured)) + "\n")
-    if measured := parts.get("fp8", {}).get("figures", {}).get("rows"):
-        print(markdown(BENCH_HEAD, bench_rows(measured)) + "\n")
     for out in arguments.out:
         for folder in sorted(out.glob("studies/*/cells")):
             name = folder.parent.name
@@ -101,7 +99,6 @@ BENCH_HEAD = [
     "row",
     "engine",
     "deterministic",
-    "precision",
     "examples/s",
     "share of the peak",
     "memory",
@@ -113,7 +110,7 @@ def bench_rows(measured: list[dict[str, Any]]) -> list[list[str]]:
     """A row for each measurement of bench_gpu.py."""
     return [
         [
-            *(case[name] for name in ("row", "engine", "deterministic", "precision")),
+            *(case[name] for name in ("row", "engine", "deterministic")),
             f"{case['examples_per_second']:,.0f}",
             f"{case['utilisation']:.1%}",
             f"{case['peak_bytes'] / 1e9:.2f} GB",

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import shutil
 import tarfile
 import time
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.gpu_day.checks import settings_512
 from tests.gpu_day.runs import ROOT, Day, Failed, LeftOut, last_metrics
 
 PIECE = 15 * 2**20
@@ -26,9 +24,6 @@ PEERS = {
 }
 """Rows, and a smaller micro-batch where the peer keeps more of each token."""
 SECONDS_TO_START_AND_PACK = 75.0
-ALIKE = 0.05
-"""How far apart held-out losses in FP8 and bf16 may be: those of 400 steps were within 0.04 (docs/benchmarks.md, FP8
-beside bf16)."""
 
 
 def bench(day: Day, figures: dict[str, Any]) -> None:
@@ -62,23 +57,6 @@ def measured(
     finally:
         figures["rows"] = json.loads(found.read_text()) if found.is_file() else []
         found.unlink(missing_ok=True)
-
-
-def fp8(day: Day, figures: dict[str, Any]) -> None:
-    """BERT-large with products in FP8 beside bf16, and two short runs: held-out losses at most 0.05 apart."""
-    with measured(day, "fp8.json", figures) as benchmark:
-        for precision in ("auto", "fp8"):
-            case = ("--row", "large-128", "--engine", "deepspeed", "--deterministic", "on")
-            benchmark(*case, "--precision", precision)
-    steps = 4 if day.tiny else 300
-    for precision in ("bf16", "fp8"):
-        run = day.out / precision
-        day.train(run, "long", *settings_512(day), f"train.steps={steps}", f"train.precision={precision}")
-        figures[f"{precision} loss"] = last_metrics(run).get("held_out_mask_loss", math.nan)
-        shutil.rmtree(run)
-    apart = abs(figures["fp8 loss"] - figures["bf16 loss"])
-    if not (day.tiny or apart <= ALIKE):  # nan is not
-        raise Failed(f"the losses are {apart:.3f} apart, more than {ALIKE}")
 
 
 def lamb(day: Day, figures: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.gpu_day.checks import family, gpu_tests, resume, twice
-from tests.gpu_day.measurements import bench, fp8, lamb, mini, peers
+from tests.gpu_day.measurements import bench, lamb, mini, peers
 from tests.gpu_day.runs import Day
 from tests.gpu_day.stages import ranks, stages
 from tests.gpu_day.studies import studies
@@ -30,7 +30,6 @@ PARTS = {
     "ranks": Part(ranks, 570.0, ("ranks *",)),  # nothing where there is one GPU
     "bench": Part(bench, 540.0, ("bench.json",)),
     "peers": Part(peers, 240.0, ("peers.json",)),
-    "fp8": Part(fp8, 240.0, ("fp8.json", "bf16", "fp8")),
     "lamb": Part(lamb, 60.0, ("lamb.json",)),
     "mini": Part(mini, 570.0, ("mini", "mini.tar*")),
     # what was measured is kept: a study goes on, and refuses what was measured with other settings

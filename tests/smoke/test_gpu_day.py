@@ -54,12 +54,10 @@ def test_a_run_imports_what_is_carried_or_in_the_image(tiny: list[str], tmp_path
     assert needed - there == OPTIONAL & needed
 
 
-def bench_case(
-    row: str, engine: str, deterministic: str, utilisation: float, precision: str = "auto"
-) -> dict[str, Any]:
+def bench_case(row: str, engine: str, deterministic: str, utilisation: float) -> dict[str, Any]:
     speeds = {"examples_per_second": 1650.4, "step_seconds": 0.31, "utilisation": utilisation}
     memory = {"peak_bytes": 20_000_000_000, "planned_bytes": 19_000_000_000}
-    kind = {"row": row, "engine": engine, "deterministic": deterministic, "precision": precision}
+    kind = {"row": row, "engine": engine, "deterministic": deterministic}
     return {**kind, **speeds, **memory}
 
 
@@ -80,11 +78,6 @@ def out(tmp_path: Path) -> Path:
         "parts": {
             "tests": {"status": "done", "seconds": 80.2, "figures": {"passed": 13, "failed": []}},
             "bench": {"status": "cut short", "seconds": 570.0, "figures": {"rows": cases}},
-            "fp8": {
-                "status": "done",
-                "seconds": 100.0,
-                "figures": {"rows": [bench_case("large-128", "deepspeed", "on", 0.61, "fp8")]},
-            },
             "peers": {
                 "status": "done",
                 "seconds": 60.0,
@@ -124,8 +117,7 @@ def test_rows_and_calibration(
     printed = capsys.readouterr().out
     assert "NVIDIA H100 80GB HBM3, Python 3.12.3, torch 2.11.0, DeepSpeed 0.19, 2026-01-01" in printed
     assert "| tests | done | 80 | passed 13 |" in printed
-    assert "| large-128 | deepspeed | on | auto | 1,650 | 43.2% | 20.00 GB | 1.053 |" in printed
-    assert "| large-128 | deepspeed | on | fp8 | 1,650 | 61.0% | 20.00 GB | 1.053 |" in printed
+    assert "| large-128 | deepspeed | on | 1,650 | 43.2% | 20.00 GB | 1.053 |" in printed
     assert "| large-512 | sdpa | 32 | 301 | 30.00 GB |" in printed
     assert "| lamb |" not in printed
     names: dict[str, Any] = {"__name__": "copied"}
@@ -212,7 +204,6 @@ def test_without_a_gpu_it_says_so_and_lists_its_parts(tmp_path: Path) -> None:
         "ranks",
         "bench",
         "peers",
-        "fp8",
         "lamb",
         "mini",
         "studies",

@@ -120,7 +120,7 @@ def test_what_a_part_leaves_is_removed_before_it_begins(call: Call, out: Path) -
 
 def test_every_file_of_a_part_is_removed_before_it_begins(tmp_path: Path) -> None:
     """Of a run in pieces all of them: a later one may have fewer."""
-    for name in ("mini.tar.0", "mini.tar.1", "fp8.json", "bench.json", "studies/a/runs/b", "studies/a/cells"):
+    for name in ("mini.tar.0", "mini.tar.1", "bench.json", "studies/a/runs/b", "studies/a/cells"):
         (tmp_path / name).mkdir(parents=True) if "/" in name else (tmp_path / name).touch()
     for part in PARTS.values():
         results.clear(tmp_path, part.leaves)

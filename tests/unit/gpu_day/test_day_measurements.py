@@ -1,11 +1,9 @@
-"""What a measurement has found is kept where it is cut short, and judged where it is not."""
+"""What a measurement has found is kept where it is cut short."""
 
 import json
-import math
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.factories.gpu_days import Script
-from tests.gpu_day.measurements import bench, fp8, peers
+from tests.gpu_day.measurements import bench, peers
 from tests.gpu_day.runs import Day, Failed, LeftOut
 
 
@@ -32,37 +30,13 @@ class Cut(Day):
         return ""
 
 
-@pytest.mark.parametrize("part", [bench, fp8, peers])
+@pytest.mark.parametrize("part", [bench, peers])
 def test_rows_are_kept(part: Callable[[Day, dict[str, Any]], None], tmp_path: Path) -> None:
     figures: dict[str, Any] = {}
     with pytest.raises(subprocess.TimeoutExpired):
         part(Cut(tmp_path, tmp_path, {}, tiny=False, ends=time.monotonic()), figures)
     assert figures == {"rows": [{"row": "one"}]}
     assert not list(tmp_path.iterdir()), "a later call would add to them"
-
-
-@pytest.mark.parametrize(
-    ("losses", "said"),
-    [
-        ({"bf16": 5.60, "fp8": 5.64}, ""),
-        ({"bf16": 5.60, "fp8": 5.66}, "0.060 apart"),
-        ({"bf16": 5.60}, "nan apart"),
-        ({"bf16": math.nan, "fp8": math.nan}, "nan apart"),
-    ],
-)
-def test_losses_in_fp8_are_compared_with_those_in_bf16(
-    losses: dict[str, float], said: str, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = script.day.python
-
-    def python(*arguments: str, **options: Any) -> str:
-        return "" if "--json" in arguments else train(*arguments, **options)  # the benchmark finds nothing
-
-    monkeypatch.setattr(script.day, "python", python)
-    script.write(**{name: {"held_out": loss} for name, loss in losses.items()})
-    with pytest.raises(Failed, match=said) if said else nullcontext():
-        fp8(script.day, {})
-    assert [call["name"] for call in script.done()] == ["bf16", "fp8"]
 
 
 def test_peers_are_left_out_without_transformers(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

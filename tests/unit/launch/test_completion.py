@@ -40,7 +40,6 @@ def test_choices_of_a_setting(typed: str) -> None:
     assert completed(f"maskmill train demo run.ranks = 2 {typed}") == [
         f"{whole}fp32",
         f"{whole}fp16",
-        f"{whole}fp8",
     ]
 
 

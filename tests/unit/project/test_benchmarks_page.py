@@ -25,7 +25,6 @@ def test_no_change_is_without_prediction_and_measurement_or_words_instead() -> N
     for row in rows:
         assert len(row) == len(head), row
         assert all(row), row
-    assert "products in FP8" in " ".join(row[0] for row in rows)
 
 
 def test_the_goal_stands_beside_what_was_reached() -> None:
@@ -38,5 +37,5 @@ def test_the_goal_stands_beside_what_was_reached() -> None:
         assert label.endswith(f": {figure:,}")
         shares = [float(found[0]) for cell in told[label] if (found := re.search(r"\d\.\d\d", cell))]
         assert shares == [round(speed / figure, 2) for speed in speeds[: len(shares)]]
-        assert len(shares) == len(head) - 2  # FP8 has none
+        assert len(shares) == len(head) - 1
         assert f"{goal.micro_batch / figure * 1e3:.1f}" in PAGE

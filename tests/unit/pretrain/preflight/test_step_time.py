@@ -33,7 +33,7 @@ COUNTED = [
     )
 ]
 """Run, operations of a micro-batch, and of the rest of a step, of the page's table, counted by tests/fake_gpu."""
-BEYOND_THE_PLAN = ("activation_checkpointing", "recomputed", "dropout", "not deterministic", "fp8")
+BEYOND_THE_PLAN = ("activation_checkpointing", "recomputed", "dropout", "not deterministic")
 """What the plan follows in no run, by the page too."""
 FOLLOWED = [
     row

@@ -17,7 +17,7 @@ from pretrain.checkpoint.store import Marker, marked
 from pretrain.distributed import launch_env
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import check_run, run_identity
-from pretrain.run.folder import FORMAT, refuse_another, write_summary
+from pretrain.run.folder import FORMAT, read_config, refuse_another, sealed_config, write_summary
 from pretrain.training import before_ranks
 from pretrain.training.before_ranks import check_start, open_run
 from tests.command_line import Maskmill, environ, setting
@@ -167,20 +167,18 @@ def test_settings_that_the_engine_would_refuse_are_refused_before(settings: str,
         load_config("demo", settings.split())
 
 
-def test_fp8_needs_a_gpu_and_is_a_precision_of_its_own(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that began in bf16 does not go on in FP8 unnoticed, though its weights are in bf16 in both."""
-    here = [*tiny, f"run.dir={tmp_path}/run"]
-    with pytest.raises(UserError, match=r"train\.precision=fp8 needs a GPU"):
-        check_run(load_config("demo", [*here, "train.precision=fp8"]), 1)
-    monkeypatch.setattr("pretrain.preflight.check_run.sees_gpus", lambda: True)
-    found = {}
-    for asked in ("bf16", "fp8"):
-        plans = check_run(load_config("demo", [*here, f"train.precision={asked}"]), 1)
-        assert plans[0].precision == "bf16"
-        found[asked] = run_identity(plans)["train.precision"]
-    assert found == {"bf16": "bf16", "fp8": "fp8"}
+def test_a_precision_that_was_removed_names_another(tiny: list[str], tmp_path: Path) -> None:
+    """Of a recipe, and of the config.yaml of an older run, which is still read."""
+    words = r"train\.precision=fp8 was removed: .*\(train\.precision=bf16"
+    with pytest.raises(UserError, match=words):
+        load_config("demo", ["train.precision=fp8"])
+    config = load_config("demo", [*tiny, f"run.dir={tmp_path}/run"])
+    config.train.precision = "fp8"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_bytes(sealed_config(config))
+    assert read_config(tmp_path / "run").train.precision == "fp8"
+    with pytest.raises(UserError, match=words):
+        load_config(str(tmp_path / "run/config.yaml"), [])
 
 
 def test_more_ranks_than_gpus_are_refused(
