@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
+from data_pipeline.fields import declared
 from launch.recipes import recipe_names
 from pretrain.config.settings import RunConfig
 
@@ -73,13 +74,10 @@ def gpu_names(incomplete: str) -> Found:
 
 def _values(key: str, known: dict[str, tuple[str, str]]) -> list[str]:
     """List the values of a setting if they are enumerable; otherwise its default, if it has one to show."""
-    from pretrain.objectives.registry import OBJECTIVES
-    from pretrain.preflight.ranges import CHOICES
-
-    if key == "objective.name":
-        return list(OBJECTIVES)
-    if key in CHOICES:
-        return [str(choice) for choice in CHOICES[key]]
+    declaration = dict(declared(RunConfig)).get(key)
+    values = declaration.metadata.get("values") if declaration else None
+    if values and values.one_of:
+        return [str(choice) for choice in values.choices]
     default = known.get(key, ("", ""))[0]
     if default in ("True", "False"):
         return ["true", "false"]

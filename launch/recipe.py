@@ -19,12 +19,12 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from data_pipeline.errors import UserError, one_error
+from data_pipeline.fields import declared, unknown_key, value_of
 from launch.recipes import RECIPES, recipe_names
 from pretrain.config.phases import LENGTHS, leaves, one_length, phases_of
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.config.yaml_files import check_shape, load_yaml, merged, refuse_odd, schema, typed
 from pretrain.objectives.registry import OBJECTIVES, registered
-from pretrain.preflight.ranges import value_of
 from pretrain.preflight.validate import wrong_settings
 from pretrain.run.folder import CONFIG, read_config
 from pretrain.tasks.settings import EvaluationSettings
@@ -37,12 +37,16 @@ def with_folder_settings(merged: DictConfig, given: set[str]) -> DictConfig:
     command line set, which stay. Raises UserError, listing both values of each, for those that contradict the folder.
     """
     source = os.path.expanduser(str(merged.init_from))
-    stated = _stated(source, os.path.expanduser(str(merged.run.dir))) if source else {}
+    if not source:
+        return merged
+    from pretrain.huggingface.folder import contradicts  # reads vocabularies
+
+    stated = _stated(source, os.path.expanduser(str(merged.run.dir)))
     refuse_odd(stated, f"init_from={source}")
     differing = [
         f"{key}={OmegaConf.select(merged, key)} (there: {value})"
         for key, value in stated.items()
-        if key in given and _contradicts(key, OmegaConf.select(merged, key), value)
+        if key in given and contradicts(key, OmegaConf.select(merged, key), value)
     ]
     if differing:
         raise UserError(
@@ -70,14 +74,6 @@ def _stated(source: str, run: str) -> dict[str, Any]:
     keys = [f"encoder.{name}" for name in vars(before.encoder)]
     keys += ["objective.name", "data.vocab", "vocabulary.kind", "vocabulary.specials"]
     return {key: value_of(before, key) for key in keys}
-
-
-def _contradicts(key: str, given: Any, stated: Any) -> bool:
-    from pretrain.huggingface.folder import MAY_DIFFER, MAY_EXCEED
-
-    if key in MAY_DIFFER:
-        return False
-    return bool(given < stated) if key in MAY_EXCEED else bool(given != stated)
 
 
 # Find a YAML file by the name of one that comes with Maskmill, or by its path.
@@ -170,12 +166,7 @@ def read_changes(overrides: list[str]) -> dict[str, Any]:
         try:
             (key, value), *_ = parse_override(override).items()
             if key not in names:
-                near = difflib.get_close_matches(key, names, n=3, cutoff=0.5)
-                raise UserError(
-                    f"unknown key {key}",
-                    expected=f"one of {', '.join(near or names)}",
-                    where="command line",
-                )
+                raise unknown_key(key, names, "command line")
             value = whole(value) if names[key] is int else value
             base = OmegaConf.structured(EvaluationSettings)
             found = getattr(typed(merged(base, {key: value}, "command line"), "command line"), key)
@@ -435,14 +426,9 @@ def _checked_phases(phases: Any, where: str) -> list[dict[str, Any]]:
     ]
 
 
-def setting_names(owner: type = RunConfig, prefix: str = "") -> list[str]:
+def setting_names() -> list[str]:
     """List the dotted names of all settings, in the order of their declaration."""
-    hints = get_type_hints(owner)
-    names: list[str] = []
-    for f in fields(owner):
-        kind = hints[f.name]
-        names += setting_names(kind, f"{prefix}{f.name}.") if is_dataclass(kind) else [f"{prefix}{f.name}"]  # type: ignore[arg-type]
-    return names
+    return [key for key, _ in declared(RunConfig)]
 
 
 # List the shipped recipes by objective, with a line each, without importing torch.

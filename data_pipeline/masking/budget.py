@@ -9,16 +9,11 @@ else is loaded.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from data_pipeline.errors import UserError
 from data_pipeline.settings import UNMASKED, DataSettings, predictions_cap
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-MAX_PREDICTIONS = 2**16 - 1
-"""Maximum masked positions per example: positions are stored in 16 bits."""
 
 
 class MaskBudget(NamedTuple):
@@ -31,15 +26,10 @@ class MaskBudget(NamedTuple):
 
     @classmethod
     def of(cls, settings: DataSettings) -> "MaskBudget":
-        """Make the budget of these settings. Raises UserError for a setting out of range."""
-        rate, cap = settings.masked_lm_prob, predictions_cap(settings)
+        """Make the budget of these settings."""
         if settings.masking == UNMASKED:
             return cls(0.0, 0)
-        if not 0 < rate <= 1:
-            raise UserError(f"must be in (0, 1], got {rate}", where="data.masked_lm_prob")
-        if not 0 <= cap <= MAX_PREDICTIONS:
-            raise UserError(f"must be from 0 to {MAX_PREDICTIONS}, got {cap}", where="data.max_predictions")
-        return cls(rate, cap)
+        return cls(settings.masked_lm_prob, predictions_cap(settings))
 
     @classmethod
     def stored(cls, settings: Mapping[str, Any]) -> "MaskBudget | None":

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from data_pipeline.errors import UserError, redact
 from data_pipeline.io.decompress import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
 from data_pipeline.io.files import special_file
-from data_pipeline.settings import MOST, DataSettings, stated_languages, stated_weights
+from data_pipeline.settings import MOST_PASSES, DataSettings, stated_languages, stated_weights
 from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.saved_datasets import DICT, INFO, STATE, described_files
 
@@ -312,15 +312,15 @@ def document_passes(
     """Compute the passes over each document: dupe_factor times the rate of its source, rounded down, plus one with the
     probability of the fractional part, drawn from (seed, key) alone. Without rates: dupe_factor.
 
-    Raises UserError if that exceeds MOST passes."""
+    Raises UserError if that exceeds MOST_PASSES."""
     expected = (np.asarray(rates, np.float64) * dupe_factor).round(_DIGITS)
     if not len(expected):
         return np.full(len(keys), dupe_factor, np.int64)
-    if expected.max() > MOST:
+    if expected.max() > MOST_PASSES:
         raise UserError(
             f"asks for {expected.max():.0f} passes over a source",
             where="data.weights",
-            expected=f"at most {MOST} passes",
+            expected=f"at most {MOST_PASSES} passes",
             remedy="lower its weight or data.dupe_factor, or raise data.smoothing towards 1",
         )
     whole = np.floor(expected)

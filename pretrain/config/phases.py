@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from data_pipeline.errors import UserError
+from data_pipeline.fields import declared, marked
 from data_pipeline.loader.batch_sizes import BatchSizes
 from data_pipeline.settings import AFFECTING_MASKS, SEQUENTIAL, DataSettings, settings_affecting_bytes
 from pretrain.config.settings import RunConfig
@@ -34,27 +35,11 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
 
 
 MAY_DIFFER = (
-    "data",
-    "schedule",
-    "optim.lr",
-    "encoder.rope_theta",
-    "encoder.local_rope_theta",
-    "train.shards",
-    "train.steps",
-    "train.minutes",
-    "train.global_batch",
-    "train.batch_ramp",
-    "train.batch_ramp_from",
-    "train.micro_batch",
-    "train.eval_every",
-    "train.eval_examples",
-    "train.probe_every",
-    "train.checkpoint_every",
-    "train.log_every",
+    *marked(RunConfig, "by_phase"),
+    *(key for key, one in declared(RunConfig) if one.metadata.get("by_phase")),
 )
-"""Groups and single settings that a phase may set; the thetas, since no parameter depends on them. All others belong to
-the model or the engine, which are shared."""
-SHARED = ("data.vocab", "schedule.span")
+"""Groups and single settings that a phase may set. All others belong to the model or the engine, which are shared."""
+SHARED = tuple(key for key, one in declared(RunConfig) if one.metadata.get("by_phase") is False)
 """Settings of those groups that a phase may not set."""
 LENGTHS = {"steps": "minutes", "minutes": "steps"}
 """The two settings of the group `train` that say how long a phase is; each excludes the other."""

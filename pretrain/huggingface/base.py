@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder import SWITCHES, EncoderSettings
+from pretrain.config.encoder import MAY_CHANGE, MAY_GROW, SWITCHES, TRAINING_ONLY, EncoderSettings
 from pretrain.config.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -274,15 +274,6 @@ def _some(names: Iterable[str], count: int = 3) -> str:
 # Define a family: with the names of its weights, the fields of its config.json, its inputs and its logits.
 
 
-UNCHECKED = ("dropout", "attention_dropout", "initializer_range")
-"""Training settings that a run may change from the model that it starts from."""
-MAY_GROW = ("max_positions",)
-"""Sizes in which a run's encoder may be above the model that it starts from."""
-MAY_CHANGE = ("rope_theta", "local_rope_theta")
-"""Settings without weights that a run may change from a model that states them: a larger base of RoPE reads longer
-texts."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Family(WeightNames):
     """One model class of transformers, as data. A family that needs more than the tables express (a tensor added,
@@ -400,7 +391,7 @@ class Family(WeightNames):
         found = [
             f"encoder.{ours} is {getattr(encoder, ours)}, {field_of(entry).name} {config.get(field_of(entry).name)}"
             for ours, entry in self.fields.items()
-            if ours not in UNCHECKED and _differs(ours, theirs[ours], getattr(encoder, ours))
+            if ours not in TRAINING_ONLY and _differs(ours, theirs[ours], getattr(encoder, ours))
         ]
         if config.get("vocab_size") != vocabulary_size:
             found.append(

@@ -18,9 +18,20 @@ from data_pipeline.io.model_folder import check_hashes, is_plain, read_json
 from data_pipeline.vocabulary.base import Vocabulary, part_of
 from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS
-from pretrain.config.encoder import EncoderSettings, half_of, in_layer, layer_and_rest, owner_of
+from pretrain.config.encoder import (
+    MAY_CHANGE,
+    MAY_GROW,
+    SHARED,
+    TRAINING_ONLY,
+    VARIANTS,
+    EncoderSettings,
+    half_of,
+    in_layer,
+    layer_and_rest,
+    owner_of,
+)
 from pretrain.config.settings import RunConfig
-from pretrain.huggingface.base import MAY_CHANGE, UNCHECKED, Config, Family, Header
+from pretrain.huggingface.base import Config, Family, Header
 from pretrain.huggingface.registry import check_config, family_of
 from pretrain.run.folder import model_folders
 
@@ -162,17 +173,22 @@ def merge_shared(
 
 
 MAY_DIFFER = (
-    *(f"encoder.{name}" for name in UNCHECKED),
-    "encoder.sharing",  # whether layers that share are equal, their tensors tell
-    "encoder.groups",
-    *(f"encoder.{name}" for name in MAY_CHANGE),
+    *(f"encoder.{name}" for name in (*TRAINING_ONLY, *MAY_CHANGE)),
+    *(
+        f"encoder.{name}" for name in VARIANTS[SHARED]
+    ),  # whether layers that share are equal, their tensors tell
     "objective.name",
     "objective.electra.embeddings",  # each folder has whole tables
     "data.vocab",
 )
 """Settings in which a run may differ from the folder that it starts from."""
-MAY_EXCEED = ("encoder.max_positions",)
-"""Those in which it may be above it."""
+
+
+def contradicts(key: str, given: Any, stated: Any) -> bool:
+    """Return whether a run with the value `given` cannot start from a folder that states another one."""
+    if key in MAY_DIFFER:
+        return False
+    return bool(given < stated) if key.removeprefix("encoder.") in MAY_GROW else bool(given != stated)
 
 
 def folder_settings(source: Path) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from data_pipeline.errors import UserError
 from pretrain.config.encoder import HALVES, EncoderSettings, owner_of
 from pretrain.model.attention import Packing, attend
 from pretrain.model.attention_tiles import FULL, Visibility
@@ -325,7 +324,7 @@ class Encoder(nn.Module):
     `activation_checkpointing` each layer keeps only its input and is recomputed in the backward pass, with the same
     dropout. `embeddings` are those of another encoder, which this one shares: they are that one's submodule, not
     this one's, since ZeRO-3 hooks a module once for each parent. With `settings.sharing` layers use parameters of
-    earlier ones (`owner_of`). Raises UserError if a setting is out of range."""
+    earlier ones (`owner_of`)."""
 
     def __init__(
         self,
@@ -335,7 +334,6 @@ class Encoder(nn.Module):
         embeddings: Embeddings | None = None,
     ) -> None:
         super().__init__()
-        check_settings(settings)
         self.settings = settings
         self.vocabulary_size = vocabulary_size
         self.activation_checkpointing = activation_checkpointing
@@ -398,42 +396,4 @@ def set_thetas(module: nn.Module, settings: EncoderSettings) -> None:
                 encoder.settings,
                 rope_theta=settings.rope_theta,
                 local_rope_theta=settings.local_rope_theta,
-            )
-
-
-def check_settings(settings: EncoderSettings) -> None:
-    """Raise UserError for invalid sizes, rates and names."""
-    for name in ("layers", "hidden", "heads", "intermediate", "max_positions"):
-        if getattr(settings, name) < 1:
-            raise UserError(f"is {getattr(settings, name)}", where=f"encoder.{name}", expected="1 or more")
-    if not 1 <= settings.groups <= settings.layers:
-        raise UserError(
-            f"is {settings.groups}", where="encoder.groups", expected=f"1 to encoder.layers={settings.layers}"
-        )
-    if settings.hidden % settings.heads:
-        raise UserError(
-            f"{settings.hidden} cannot be shared out among {settings.heads} heads",
-            where="encoder.hidden",
-            expected="a multiple of encoder.heads",
-        )
-    if settings.heads % settings.key_heads:
-        raise UserError(
-            f"{settings.heads} heads cannot share {settings.kv_heads} of keys",
-            where="encoder.kv_heads",
-            expected="a divisor of encoder.heads",
-        )
-    if settings.positions == "rope" and settings.head_size % 2:
-        raise UserError(
-            f"heads of {settings.head_size} have no halves to rotate",
-            where="encoder.heads",
-            expected="heads of an even size",
-        )
-    if settings.activation not in ACTIVATIONS:
-        raise UserError(
-            f"unknown {settings.activation!r}", where="encoder.activation", expected=", ".join(ACTIVATIONS)
-        )
-    for name in ("dropout", "attention_dropout"):
-        if not 0.0 <= getattr(settings, name) < 1.0:
-            raise UserError(
-                f"is {getattr(settings, name)}", where=f"encoder.{name}", expected="0 up to below 1"
             )

@@ -28,7 +28,6 @@ from pretrain.config.settings import CLS_SEGMENT
 from pretrain.model import encoder
 from pretrain.model.attention_tiles import Tile, to_device
 from pretrain.model.batch import MicroBatch
-from pretrain.model.encoder import check_settings
 from pretrain.model.initialize import bare, bare_embedding, padded
 from pretrain.model.ops import Dropout
 
@@ -362,13 +361,12 @@ class TwoStreamEncoder(nn.Module):
     """XLNet's encoder over packed tokens, with an optional memory of what came before each example.
 
     Its parameters are not set yet: call `initialize` or `load_parameters` on the module that holds it. With
-    `activation_checkpointing` each layer keeps only its inputs. Raises UserError if a setting is out of range."""
+    `activation_checkpointing` each layer keeps only its inputs."""
 
     def __init__(
         self, settings: EncoderSettings, vocabulary_size: int, activation_checkpointing: bool = False
     ) -> None:
         super().__init__()
-        check_settings(settings)
         self.settings, self.vocabulary_size = settings, vocabulary_size
         self.activation_checkpointing = activation_checkpointing
         self.embeddings = StreamEmbeddings(settings, vocabulary_size)

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from data_pipeline.errors import UserError
 from data_pipeline.sequences.registry import PAIRS, SINGLES, UNLABELLED
 from data_pipeline.settings import MASKINGS, UNMASKED
-from pretrain.config.encoder import SWITCHES
+from pretrain.config.encoder import MODERN, NARROW, SHARED, VARIANTS
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 
 if TYPE_CHECKING:
     from pretrain.objectives.base import Objective
-
-
-NARROW, SHARED = ("embedding_size",), ("sharing", "groups")
-MODERN = (*SWITCHES, "attention_output_dropout", "scale_residual_init")
-ENCODER_VARIANTS = (*NARROW, *SHARED, *MODERN)
-"""Settings of encoder.* in which an encoder differs from BERT's in kind, not in size."""
 
 
 class Registered(NamedTuple):
@@ -28,8 +22,8 @@ class Registered(NamedTuple):
     """module:class"""
     sequences: tuple[str, ...]
     """Values of data.sequences that it can learn from; the first one is its default."""
-    encoder: tuple[str, ...] = MODERN
-    """Of ENCODER_VARIANTS, those that its encoders have a place for."""
+    variants: tuple[str, ...] = (MODERN,)
+    """The variants of encoders (config/encoder.py) that its models have a place for."""
     masking: tuple[str, ...] = MASKINGS
     """Values of data.masking that it can learn from."""
     judges_pairs: bool = False
@@ -41,6 +35,11 @@ class Registered(NamedTuple):
     """Its setting that names the Hugging Face folder of a finished model which its loss reads; empty: it reads none."""
     needs: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     """Further settings that it restricts -> their allowed values."""
+
+    @property
+    def encoder(self) -> tuple[str, ...]:
+        """The settings of those variants."""
+        return tuple(name for variant in self.variants for name in VARIANTS[variant])
 
 
 _ANY = (*SINGLES, *UNLABELLED, *PAIRS)
@@ -54,12 +53,12 @@ _ALBERTS = ("sentence_order", "segment_pair", "sentence_pair")
 OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
     "mlm": Registered("pretrain.objectives.mlm:Mlm", _ANY),
-    "albert": Registered("pretrain.objectives.bert:Albert", _ALBERTS, (*NARROW, *SHARED), judges_pairs=True),
+    "albert": Registered("pretrain.objectives.bert:Albert", _ALBERTS, (NARROW, SHARED), judges_pairs=True),
     "ernie": Registered("pretrain.objectives.bert:Ernie", PAIRS, judges_pairs=True),
     "causal": Registered("pretrain.objectives.causal:Causal", SINGLES, masking=(UNMASKED,)),
-    "electra": Registered("pretrain.objectives.electra:Electra", _ANY, (*NARROW, *MODERN)),
+    "electra": Registered("pretrain.objectives.electra:Electra", _ANY, (NARROW, MODERN)),
     "electra_two_stage": Registered(
-        "pretrain.objectives.electra:SecondStage", _ANY, encoder=(), teacher="generator"
+        "pretrain.objectives.electra:SecondStage", _ANY, variants=(), teacher="generator"
     ),
     "distilbert": Registered(
         "pretrain.objectives.distilbert:DistilBert",
@@ -87,7 +86,7 @@ OBJECTIVES = {
     "xlnet": Registered(
         "pretrain.objectives.xlnet:XlNet",
         (*PAIRS, *UNLABELLED, *SINGLES),
-        encoder=(),
+        variants=(),
         has_memory=True,
         needs={
             "vocabulary.kind": ("unigram",),

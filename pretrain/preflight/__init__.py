@@ -1,6 +1,5 @@
 """Check a run before it starts, and forecast its memory, time and cost on a given number of GPUs.
 
-ranges.py     the allowed values of each setting
 validate.py   values out of range, and settings that contradict each other
 check_run.py  the settings beside the shards, a plan of each phase, the run's identity, and disk space
 gpus.py       datasheet figures of GPUs and their links

@@ -1,16 +1,15 @@
 """Check a RunConfig for values out of range and contradictory settings, and report all of them in one UserError.
 
-A `Rule` states one combination of settings that is not allowed, and what to set instead. The functions of GROUPS, and
-`schedule_rules`, list them by subject. The ranges of single values are in ranges.py.
+The values that a setting may have are declared at its field. A `Rule` states one combination of settings that is not
+allowed, and what to set instead: the functions of GROUPS, and `schedule_rules`, list them by subject.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator
 
 from data_pipeline.errors import UserError, one_error, redact, redact_settings
+from data_pipeline.fields import Rule, broken, set_value, value_of, wrong_values
 from data_pipeline.io.object_store import STORES
-from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.sequences.registry import pair_task
 from data_pipeline.settings import (
     MASKINGS,
@@ -21,22 +20,10 @@ from data_pipeline.settings import (
     stated_languages,
     stated_weights,
 )
-from pretrain.config.encoder import EncoderSettings
+from pretrain.config.encoder import VARIANTS, EncoderSettings
 from pretrain.config.settings import RunConfig
-from pretrain.objectives.registry import ENCODER_VARIANTS, OBJECTIVES, registered
+from pretrain.objectives.registry import OBJECTIVES, registered
 from pretrain.optim.schedule import updates
-from pretrain.preflight.ranges import CHOICES, RANGES, out_of_range, value_of
-
-
-class Rule(NamedTuple):
-    """A combination of settings that is not allowed."""
-
-    broken: bool
-    what: str
-    """The settings, with their values, and why they conflict."""
-    remedy: str
-    """What to set instead."""
-
 
 # Rules of the data: what fits the objective, and what exact mode supports.
 
@@ -84,6 +71,11 @@ def data_rules(config: RunConfig) -> list[Rule]:
             data.separator_gap and data.separators not in ("none", "end"),
             f"data.separator_gap=true, and data.separators={data.separators} leaves no [SEP] between segments out",
             "data.separator_gap=false, or data.separators=none",
+        ),
+        Rule(
+            data.masked_lm_prob == 0 and data.masking != UNMASKED,
+            f"data.masked_lm_prob must be in (0, 1] with data.masking={data.masking}, got 0",
+            f"a share of the tokens, such as 0.15, or data.masking={UNMASKED}",
         ),
         Rule(
             data.mask_prob + data.random_prob > 1,
@@ -182,7 +174,8 @@ def objective_rules(config: RunConfig) -> list[Rule]:
                 f"models of objective.name={objective} have no encoder.{name}, got {value}",
                 "leave it out",
             )
-            for name in ENCODER_VARIANTS
+            for names in VARIANTS.values()
+            for name in names
             for value in (getattr(encoder, name),)
         ),
         Rule(
@@ -478,11 +471,16 @@ GROUPS = (
 )
 
 
-def contradictions(config: RunConfig, schedule_steps: int) -> Iterator[Rule]:
-    """Return the broken rules; `schedule_steps`: the length of the schedule. Each single value must already be in its
-    range (preflight/ranges.py)."""
-    for rules in (*(group(config) for group in GROUPS), schedule_rules(config, schedule_steps)):
-        yield from (rule for rule in rules if rule.broken)
+def contradictions(config: RunConfig, schedule_steps: int) -> list[UserError]:
+    """Return an error for each broken rule; `schedule_steps`: the length of the schedule. Each single value must
+    already be one that its setting may have."""
+    return broken(_rules(config, schedule_steps))
+
+
+def _rules(config: RunConfig, schedule_steps: int) -> Iterator[Rule]:
+    for group in GROUPS:
+        yield from group(config)
+    yield from schedule_rules(config, schedule_steps)
 
 
 def check(config: RunConfig) -> None:
@@ -494,68 +492,18 @@ def check(config: RunConfig) -> None:
 def wrong_settings(config: RunConfig, schedule_steps: int) -> list[UserError]:
     """List the wrong settings; follow-up errors of another mistake are left out. `schedule_steps`: the length of the
     schedule (config/phases.py)."""
-    keys = [key for key in {**CHOICES, **RANGES} if out_of_range(key, value_of(config, key))]
-    wrong = [_error(config, key) for key in keys]
-    wrong += filter(None, (_refused(check, config) for check in _CHECKS))
-    if any(error.where == "objective.name" for error in wrong):
-        return wrong  # the allowed values are unknown
-    rest, defaults = copy.deepcopy(config), RunConfig()
-    for key in keys:
-        _set(rest, key, value_of(defaults, key))
-    if _refused(_mask_stages, rest):
-        rest.data.mask_stages = []
-    found = [UserError(rule.what, remedy=rule.remedy) for rule in contradictions(rest, schedule_steps)]
-    return wrong + [error for error in found if not any(key in error.what for key in keys)]
-
-
-def _error(config: RunConfig, key: str) -> UserError:
-    value = value_of(config, key)
-    if (key, value) == ("zero.offload", "nvme"):
-        return UserError(
-            "zero.offload=nvme: the norms of LAMB and every checkpoint need all masters and moments in memory",
-            remedy="zero.offload=cpu, or more ranks at zero.stage=3",
-        )
-    if (key, value) == ("train.precision", "fp8"):
-        return UserError(
-            "train.precision=fp8 was removed: it was slower than bf16",
-            remedy="train.precision=bf16; a run begun in fp8 goes on as a new one with init_from",
-        )
-    return UserError(out_of_range(key, value))
-
-
-def _refused(check: Callable[[RunConfig], object], config: RunConfig) -> UserError | None:
-    try:
-        check(config)
-    except UserError as error:
-        return error
-    return None
-
-
-def _objective(config: RunConfig) -> None:
-    registered(config.objective.name)
-
-
-def _languages(config: RunConfig) -> None:
-    if config.data.sources:
-        stated_languages(config.data)
-
-
-def _weights(config: RunConfig) -> None:
-    if config.data.sources and not _refused(_languages, config):
-        stated_weights(config.data)
-
-
-def _mask_stages(config: RunConfig) -> None:
-    mask_stages(config.data)
-
-
-def _mask_budget(config: RunConfig) -> None:
-    MaskBudget.of(config.data)
-
-
-_CHECKS = (_objective, _languages, _weights, _mask_stages, _mask_budget)
-
-
-def _set(config: RunConfig, key: str, value: Any) -> None:
-    group, _, name = key.rpartition(".")
-    setattr(value_of(config, group) if group else config, name, value)
+    wrong = wrong_values(config)
+    correct, defaults = copy.deepcopy(config), RunConfig()
+    for error in wrong:
+        set_value(correct, error.where, value_of(defaults, error.where))
+    for read in (stated_languages, stated_weights, mask_stages) if config.data.sources else (mask_stages,):
+        try:
+            read(correct.data)
+        except UserError as error:
+            wrong.append(error)
+            set_value(correct, error.where, [])
+    keys = [error.where for error in wrong]
+    if "objective.name" in keys:
+        return wrong  # what fits it is unknown
+    follow_ups = contradictions(correct, schedule_steps)
+    return wrong + [error for error in follow_ups if not any(key in error.what for key in keys)]

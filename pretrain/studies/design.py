@@ -7,11 +7,12 @@ checked: its parts must fit each other.
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, one_error
+from data_pipeline.fields import Rule, broken, made, setting, unknown_key
 from pretrain.config.phases import leaves
 from pretrain.run.files import objects
 
@@ -58,7 +59,7 @@ class Scoring:
 
     task: str
     settings: Settings = field(default_factory=dict)
-    seeds: int = 1
+    seeds: int = setting(1, at_least=1)
     """Of fine-tuning, for each model; the mean is the model's score."""
     data: str = ""
     """Folder of its files; `shards`: those of the arm; `shards of ARM`: another one's, so that all have the same
@@ -80,7 +81,7 @@ class Form:
 
     arms: tuple[str, ...] = ()
     """Empty: all."""
-    seeds: int = 3
+    seeds: int = setting(3, at_least=1)
     recipe: str = ""
     settings: Settings = field(default_factory=dict)
     scoring: tuple[str, ...] | None = None
@@ -176,59 +177,75 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 
 
 def check_design(design: Design, where: object) -> None:
-    """Raise UserError for names that no arm can have, arms that take what is not there, and parts that contradict each
-    other."""
+    """Raise UserError, listing all, for names that no arm can have, arms that take what is not there, and parts that
+    contradict each other."""
+    rules = [*_arm_rules(design, where), *_task_rules(design, where)]
+    if design.equal_time:
+        rules += _time_rules(design, f"{where}, equal_time")
+    if wrong := broken(rules):
+        raise one_error(wrong, where=str(where))
+
+
+def _arm_rules(design: Design, where: object) -> Iterator[Rule]:
+    trained = design.trained
     for name, arm in design.arms.items():
-        if not _NAME.fullmatch(name):
-            raise UserError(
-                f"cannot name an arm {name!r}", where=where, expected="small letters, digits and _"
-            )
-        if (arm.segments or arm.beside) and not arm.model_of:
-            key = "segments" if arm.segments else "beside"
-            raise UserError(f"{key} needs model_of", where=f"{where}, arm {name}", expected="model_of: ARM")
+        place = f"{where}, arm {name}"
+        yield Rule(
+            not _NAME.fullmatch(name),
+            f"cannot name an arm {name!r}",
+            "small letters, digits and _",
+            str(where),
+        )
+        for key in ("segments", "beside"):
+            is_alone = bool(getattr(arm, key)) and not arm.model_of
+            yield Rule(is_alone, f"{key} needs model_of", "model_of: ARM", place)
         for source in arm.sources:
-            if source not in design.arms or design.arms[source].model_of:
-                raise UserError(
-                    f"no such arm that trains: {source}",
-                    where=f"{where}, arm {name}",
-                    expected="model_of: ARM",
-                )
-        if arm.model_of and (arm.settings or arm.recipe):
-            raise UserError("trains nothing, and has settings of a run", where=f"{where}, arm {name}")
+            yield Rule(source not in trained, f"no such arm that trains: {source}", "model_of: ARM", place)
+        is_both = bool(arm.model_of and (arm.settings or arm.recipe))
+        yield Rule(is_both, "trains nothing, and has settings of a run", "leave them out", place)
+
+
+def _task_rules(design: Design, where: object) -> Iterator[Rule]:
     for scoring in design.evaluate:
         named = scoring.data.partition("shards of ")[2]
-        if named and named not in design.arms:
-            raise UserError(
-                f"{scoring.task} is scored on the shards of {named}, which is no arm here", where=where
-            )
-    for equal in design.equal:
-        if equal not in EQUALITIES:
-            raise UserError(f"unknown {equal!r}", where=f"{where}, equal", expected=", ".join(EQUALITIES))
-    if design.equal_time:
-        _check_times(design, where)
-    if design.tune and any(arm.model_of for arm in design.arms.values()):
-        raise UserError("cannot be tuned where arms take the model of another", where=f"{where}, tune")
-    if not all(design.tune.values()):
-        raise UserError("an empty grid", where=f"{where}, tune", expected="SETTING: [a, b]")
-
-
-def _check_times(design: Design, where: object) -> None:
-    """Raise UserError where something else than the time of the reference's steps decides those of an arm."""
-    place = f"{where}, equal_time"
-    if design.arms[design.reference].model_of:
-        raise UserError("the reference trains nothing", where=place, expected="reference: an arm that trains")
-    if "train.steps" not in design.settings:
-        raise UserError(
-            "has no steps", where=place, expected="settings: {train.steps: NUMBER}, the reference's"
+        yield Rule(
+            bool(named) and named not in design.arms,
+            f"{scoring.task} is scored on the shards of {named}, which is no arm here",
+            "data: shards of ARM",
+            str(where),
         )
+    for equal in design.equal:
+        yield Rule(equal not in EQUALITIES, f"unknown {equal!r}", ", ".join(EQUALITIES), f"{where}, equal")
+    takes = any(arm.model_of for arm in design.arms.values())
+    yield Rule(
+        bool(design.tune) and takes,
+        "cannot be tuned where arms take the model of another",
+        "a study of arms that all train",
+        f"{where}, tune",
+    )
+    yield Rule(not all(design.tune.values()), "an empty grid", "SETTING: [a, b]", f"{where}, tune")
+
+
+def _time_rules(design: Design, where: str) -> Iterator[Rule]:
+    """Yield what else than the time of the reference's steps would decide those of an arm."""
+    yield Rule(
+        bool(design.arms[design.reference].model_of),
+        "the reference trains nothing",
+        "reference: an arm that trains",
+        where,
+    )
+    yield Rule(
+        "train.steps" not in design.settings,
+        "has no steps",
+        "settings: {train.steps: NUMBER}, the reference's",
+        where,
+    )
     for name, arm in design.arms.items():
-        for key in arm.settings.keys() & {"train.steps", "train.minutes"}:
-            raise UserError(f"arm {name} has its own {key}", where=place, expected="one time for all arms")
+        for key in sorted(arm.settings.keys() & {"train.steps", "train.minutes"}):
+            yield Rule(True, f"arm {name} has its own {key}", "one time for all arms", where)
     for key in design.tune:
-        if not key.startswith("optim."):
-            raise UserError(
-                f"{key} is tuned", where=place, expected="settings that no step is longer for: optim.*"
-            )
+        is_longer = not key.startswith("optim.")
+        yield Rule(is_longer, f"{key} is tuned", "settings that no step is longer for: optim.*", where)
 
 
 # Read a study from a mapping.
@@ -237,11 +254,11 @@ def _check_times(design: Design, where: object) -> None:
 def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: object) -> Design:
     """Return the study that a YAML file's `values` describe, in the form that `changes` asks for. Raises UserError for
     an unknown key, and for arms, tasks or forms that do not exist."""
-    known = (*_TOP, "hour", "long")
-    _known(values, known, where)
-    for key in ("title", "question", "recipe", "arms"):
-        if not values.get(key):
-            raise UserError(f"has no {key}", where=where, expected=f"{key}: and what it is")
+    _refuse_unknown(values, (*_TOP, "hour", "long"), where)
+    lacking = [key for key in ("title", "question", "recipe", "arms") if not values.get(key)]
+    if lacking:
+        expected = ", ".join(f"{key}: and what it is" for key in lacking)
+        raise UserError(f"has no {', '.join(lacking)}", where=where, expected=expected)
     if changes.form not in FORMS:
         raise UserError(f"unknown {changes.form!r}", where="--form", expected=" or ".join(FORMS))
     form = _form(values.get(changes.form), f"{where}, {changes.form}")
@@ -361,7 +378,7 @@ def _contrasts(
     for name, weights in _mapping(values, f"{where}, contrasts").items():
         place = f"{where}, contrast {name!r}"
         given = _mapping(weights, place)
-        _known(given, arms, place)
+        _refuse_unknown(given, arms, place)
         numbers = {arm: float(w) for arm, w in given.items() if isinstance(w, int | float)}
         if (
             len(numbers) < len(given)
@@ -392,38 +409,24 @@ def _equal(
 
 def _arm(value: Any, where: object) -> Arm:
     values = _mapping(value or {}, where)
-    _known(values, [f.name for f in fields(Arm)], where)
     values |= {key: flat(values.get(key) or {}, where) for key in ("settings", "evaluation")}
-    return _made(Arm, values, where)
+    return made(Arm, values, where)
 
 
 def _scoring(value: Any, where: object) -> Scoring:
     values = _mapping({"task": value} if isinstance(value, str) else value, where)
-    _known(values, [f.name for f in fields(Scoring)], f"{where}, evaluate")
     values["settings"] = flat(values.get("settings") or {}, where)
     values["metrics"] = tuple(_list(values.get("metrics") or [], f"{where}, evaluate"))
-    return _made(Scoring, values, f"{where}, evaluate")
+    return made(Scoring, values, f"{where}, evaluate")
 
 
 def _form(value: Any, where: object) -> Form:
     values = _mapping(value or {}, where)
-    _known(values, [f.name for f in fields(Form)], where)
     for key in ("arms", "scoring"):
         if key in values:
             values[key] = tuple(_list(values[key], where))
     values |= {key: flat(values.get(key) or {}, where) for key in ("settings", "evaluation")}
-    return _made(Form, values, where)
-
-
-def _made(kind: Any, values: dict[str, Any], where: object) -> Any:
-    for f in fields(kind):
-        if f.default is MISSING and f.default_factory is MISSING and f.name not in values:
-            raise UserError(f"has no {f.name}", where=where)
-        if f.type is str and not isinstance(values.get(f.name, ""), str):
-            raise UserError(f"{f.name} is no text", where=where)
-        if f.type is int and not (isinstance(number := values.get(f.name, 1), int) and number > 0):
-            raise UserError(f"{f.name} must be a whole number above 0, got {number}", where=where)
-    return kind(**values)
+    return made(Form, values, where)
 
 
 def flat(values: Any, where: object, prefix: str = "") -> Settings:
@@ -448,8 +451,7 @@ def _list(value: Any, where: object) -> list[Any]:
     return value
 
 
-def _known(values: Mapping[str, Any], known: Any, where: object) -> None:
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=3)
-            raise UserError(f"unknown key {key}", where=where, expected=f"one of {', '.join(near or known)}")
+def _refuse_unknown(values: Mapping[str, Any], known: Collection[str], where: object) -> None:
+    """Raise UserError that lists the keys that are none of the `known` ones."""
+    if wrong := [unknown_key(key, known, where) for key in values if key not in known]:
+        raise one_error(wrong, where=str(where))

@@ -5,10 +5,11 @@ frozen encoder, and what the user states, the later before the earlier. They are
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, one_error
+from data_pipeline.fields import Rule, broken, setting, wrong_values
 
 # List published fine-tuning settings, and what they change for a task.
 
@@ -91,43 +92,46 @@ encoder that learns, or tries in a grid, is not for these."""
 
 # Define the settings, and check their values.
 
+FEATURES = ("embeddings", "second_to_last", "last", "sum_last_4", "concat_last_4", "sum_all")
+"""Values of features."""
+
 
 @dataclass
 class EvaluationSettings:
-    recipe: str = "bert"
+    recipe: str = setting("bert", one_of=tuple(RECIPES))
     """Published fine-tuning settings to start from: bert (Devlin et al. 2019, section 4.1), small (for encoders as
     small as BERT-Mini: Turc et al. 2019), bert-grid and small-grid (the same with the papers' grids), electra (Clark et
     al. 2020, appendix B: layer-wise decay) or machamp (van der Goot et al. 2021: the head alone first, slanted
     triangles)."""
-    epochs: float = 3.0
+    epochs: float = setting(3.0, at_least=0)
     """Passes over the training examples; 0: the model's own head of an earlier fine-tuning is scored."""
-    batch: int = 32
+    batch: int = setting(32, at_least=1)
     """Training examples per update."""
-    lr: float = 5e-5
+    lr: float = setting(5e-5, above=0, below=1)
     """Peak learning rate of the head and, without layer_decay, of all weights."""
-    head_lr: float = 0.0
+    head_lr: float = setting(0.0, at_least=0, below=1)
     """Peak learning rate of the head; 0: lr."""
-    head_epochs: float = 0.0
+    head_epochs: float = setting(0.0, at_least=0)
     """Of the epochs, how many at the beginning train the head alone, under a schedule of their own."""
-    schedule: str = "linear"
+    schedule: str = setting("linear", one_of=("linear", "constant", "slanted"))
     """After the warm-up: linear (straight down to 0), constant, or slanted: down to a 32nd of the rate, from which the
     warm-up rises too (Howard and Ruder 2018, section 3.2)."""
-    warmup: float = 0.1
+    warmup: float = setting(0.1, at_least=0, below=1)
     """Share of the updates over which the rate rises from 0."""
-    weight_decay: float = 0.01
+    weight_decay: float = setting(0.01, at_least=0)
     """AdamW's decay of the matrices; biases and normalization have none."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    betas: list[float] = setting([0.9, 0.999], entries=2, at_least=0, below=1)
     """AdamW's betas."""
-    eps: float = 1e-6
+    eps: float = setting(1e-6, above=0)
     """AdamW's epsilon."""
-    clip: float = 1.0
+    clip: float = setting(1.0, at_least=0)
     """Largest global gradient norm; 0: no clipping."""
-    layer_decay: float = 1.0
+    layer_decay: float = setting(1.0, above=0, at_most=1)
     """Factor of the rate from each layer to the one below it: layer i of L has lr * layer_decay ** (L + 1 - i), the
     embeddings lr * layer_decay ** (L + 2), as ELECTRA's code does."""
-    dropout: float = 0.1
+    dropout: float = setting(0.1, at_least=0, below=1, also=(-1,))
     """Dropout while fine-tuning, of all kinds; -1: those in the encoder's config.json."""
-    features: str = ""
+    features: str = setting("", one_of=("", *FEATURES))
     """Tags of words from a frozen encoder: which hidden states a two-layer BiLSTM reads: embeddings, second_to_last,
     last, sum_last_4, concat_last_4 or sum_all (Devlin et al. 2019, Table 7). Empty: the encoder is fine-tuned."""
     crf: bool = False
@@ -135,25 +139,25 @@ class EvaluationSettings:
     bilstm: bool = False
     """Texts: classify by what a two-layer BiLSTM on the encoder ends with, both trained together (Devlin et al. 2019,
     section 5.1)."""
-    max_length: int = 128
+    max_length: int = setting(128, at_least=8)
     """Longest input in tokens; longer ones are cut. At most what the encoder has positions for."""
-    tune_share: float = 0.0
+    tune_share: float = setting(0.0, at_least=0, below=1)
     """Share of the training examples kept to choose the best epoch by; 0: the last epoch is scored. The scored examples
     are never used for it."""
-    grid: dict[str, list[float]] = field(default_factory=dict)
+    grid: dict[str, list[float]] = setting({})
     """Values to choose among by the best epoch on the tuning examples, every combination trained with every seed:
     grid.lr=[5e-5,3e-5] grid.batch=[16,32]. Needs tune_share."""
-    restarts: int = 1
+    restarts: int = setting(1, at_least=1)
     """Trainings of every seed and combination, each with another new head and another order of the examples, of which
     the best on the tuning examples is scored (Devlin et al. 2019, section 4.1, for small sets). Above 1: needs
     tune_share."""
-    patience: int = 0
+    patience: int = setting(0, at_least=0)
     """With tune_share: stop after this many epochs without a better one; 0: train all epochs."""
     by_epoch: bool = False
     """Score the examples after each epoch as well: curves in result.json. Nothing is chosen by them."""
-    train_examples: float = 0
+    train_examples: float = setting(0, at_least=0)
     """Train on this many examples, drawn by the seed; below 1: on this share of them; 0: all."""
-    carve: float = 0.0
+    carve: float = setting(0.0, at_least=0, below=1)
     """Where a task's folder has no training file: train on this share of its dev file and score the rest of it, the
     same rows for every seed and encoder."""
     null_threshold: str = "0"
@@ -162,11 +166,11 @@ class EvaluationSettings:
     test: bool = False
     """Score the test file beside the dev file, where a task is published with one that has its labels. Nothing is
     chosen by either."""
-    class_order: list[str] = field(default_factory=list)
+    class_order: list[str] = setting([])
     """With epochs=0: the class of each output of a model that was fine-tuned before, in the order of the outputs, where
     its config.json does not name them, or names them otherwise; empty: its names, or, where it has none, the order
     that is usual for the task, which a line states."""
-    part: float = 1.0
+    part: float = setting(1.0, above=0, at_most=1)
     """Without training: score this share of BLiMP's sets each, of the held-out examples or of the text's sentences,
     evenly spaced; 1: all."""
     text: str = ""
@@ -175,18 +179,14 @@ class EvaluationSettings:
     """Own files: column of the second text of a pair; empty: text2, sentence2 or hypothesis, if there is one."""
     label: str = ""
     """Own files: column of the label; empty: label, score or target, whichever is there."""
-    labels: str = "auto"
+    labels: str = setting("auto", one_of=("auto", "classes", "numbers"))
     """Own files: predict classes or numbers; auto: numbers where all labels are numbers and more than twenty differ."""
-    precision: str = "auto"
+    precision: str = setting("auto", one_of=("auto", "fp32", "bf16"))
     """fp32 or bf16; auto: bf16 on CUDA where a model is fine-tuned, fp32 without training and on CPU."""
-    threads: int = 0
+    threads: int = setting(0, at_least=0)
     """CPU threads; 0: all cores."""
 
 
-FEATURES = ("embeddings", "second_to_last", "last", "sum_last_4", "concat_last_4", "sum_all")
-"""Values of features."""
-SCHEDULES = ("linear", "constant", "slanted")
-"""Values of schedule."""
 TUNE = "tune"
 """Value of null_threshold: chosen on the tuning examples."""
 GRID = ("lr", "batch", "epochs", "head_lr", "warmup", "weight_decay", "layer_decay", "dropout")
@@ -198,40 +198,102 @@ change it by no more than rounding."""
 
 def settings_for(task: str, changes: dict[str, Any]) -> EvaluationSettings:
     """Return the settings of one task: defaults, the recipe's, the recipe's for this task, `changes`. A value in
-    `changes` takes the place of the recipe's grid of it. Raises UserError for a value out of range."""
+    `changes` takes the place of the recipe's grid of it. Raises UserError that lists all that is wrong."""
     name = changes.get("recipe", EvaluationSettings.recipe)
-    if name not in RECIPES:
-        raise UserError(f"no such recipe: {name}", where="recipe", expected=f"one of {', '.join(RECIPES)}")
-    recipe = (
-        RECIPES[name] | OF_TASKS.get(name, {}).get(task, {}) | (FROZEN if changes.get("features") else {})
-    )
+    recipe = RECIPES.get(name, {}) | OF_TASKS.get(name, {}).get(task, {})
+    recipe |= FROZEN if changes.get("features") else {}
     own = changes.get("grid", {})
-    if both := sorted(set(own) & set(changes)):
-        raise UserError(
-            f"has a value and a grid: {changes[both[0]]}, {own[both[0]]}",
-            where=both[0],
-            expected="one of both",
-        )
     grid = {key: values for key, values in recipe.get("grid", {}).items() if key not in changes} | own
-    return _checked(EvaluationSettings(**recipe | changes | {"grid": _typed(grid)}))
+    settings = EvaluationSettings(**recipe | changes | {"grid": grid})
+    twice = [
+        Rule(
+            key in changes,
+            f"has a value and a grid: {changes.get(key)}, {values}",
+            "one of both",
+            where=key,
+        )
+        for key, values in own.items()
+    ]
+    wrong = wrong_values(settings) + _wrong_grids(grid) + broken(twice)
+    wrong = wrong or broken(contradictions(settings))
+    if wrong:
+        raise one_error(wrong, where="settings")
+    return replace(settings, grid={key: [_type(key)(value) for value in grid[key]] for key in grid})
 
 
-def _typed(grid: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Return the grid with its whole numbers as such, where a setting has these. Raises UserError for a key that is
-    nothing to choose among, and for a list without a value or with one out of range."""
-    found = {}
+def _type(key: str) -> type:
+    return type(getattr(EvaluationSettings(), key))
+
+
+def _wrong_grids(grid: dict[str, list[float]]) -> list[UserError]:
+    """List the keys of a grid that are nothing to choose among, and lists without a value or with a wrong one."""
+    wrong = []
+    declared = {f.name: f for f in fields(EvaluationSettings)}
     for key, values in grid.items():
         where = f"grid.{key}"
         if key not in GRID:
-            raise UserError("is nothing to choose among", where=where, expected=f"one of {', '.join(GRID)}")
-        kind = type(getattr(EvaluationSettings(), key))
-        expected, fits = RANGES[key]
-        wrong = [value for value in values if not fits(value) or kind(value) != value]
-        if wrong or not values:
-            got = f"got {wrong[0]:g}" if wrong else "has none"
-            raise UserError(f"each value must be {expected}, {got}", where=where)
-        found[key] = [kind(value) for value in values]
-    return found
+            expected = f"one of {', '.join(GRID)}"
+            wrong.append(UserError("is nothing to choose among", where=where, expected=expected))
+            continue
+        allowed = declared[key].metadata["values"]
+        refused = [value for value in values if not allowed.allow(value) or _type(key)(value) != value]
+        if refused or not values:
+            got = f"got {refused[0]:g}" if refused else "has none"
+            expected = allowed.expected(refused[0] if refused else 0)
+            wrong.append(UserError(f"each value must be {expected}, {got}", where=where))
+    return wrong
+
+
+def contradictions(settings: EvaluationSettings) -> list[Rule]:
+    """List what settings cannot be together. Each single value must already be one that its setting may have."""
+    examples, shortest = settings.train_examples, min(settings.grid.get("epochs", [settings.epochs]))
+    chooses = {
+        "patience": settings.patience > 0,
+        "grid": bool(settings.grid),
+        "restarts": settings.restarts > 1,
+        f"null_threshold={TUNE}": settings.null_threshold == TUNE,
+    }
+    return [
+        Rule(
+            examples >= 1 and not float(examples).is_integer(),
+            f"must be a whole number, or a share below 1, got {examples}",
+            "",
+            where="train_examples",
+        ),
+        Rule(
+            settings.null_threshold != TUNE and not _is_number(settings.null_threshold),
+            f"must be a number, or {TUNE}, got {settings.null_threshold}",
+            "",
+            where="null_threshold",
+        ),
+        Rule(
+            bool(settings.class_order) and settings.epochs > 0,
+            f"is for models that were fine-tuned before, not for epochs={settings.epochs:g}",
+            "epochs=0",
+            where="class_order",
+        ),
+        Rule(
+            "epochs" in settings.grid and not shortest,
+            "each value must be above 0, got 0",
+            "",
+            where="grid.epochs",
+        ),
+        Rule(
+            0 < shortest <= settings.head_epochs,
+            f"must be below epochs={shortest:g}, got {settings.head_epochs:g}",
+            "",
+            where="head_epochs",
+        ),
+        *(
+            Rule(
+                is_set and not settings.tune_share,
+                "needs tune_share",
+                "a share of the training examples, as tune_share=0.1",
+                where=name,
+            )
+            for name, is_set in chooses.items()
+        ),
+    ]
 
 
 def identity(settings: EvaluationSettings) -> dict[str, Any]:
@@ -244,72 +306,8 @@ def defaults() -> dict[str, Any]:
     return identity(EvaluationSettings())
 
 
-RANGES = {
-    "epochs": ("at least 0", lambda value: value >= 0),
-    "batch": ("at least 1", lambda value: value >= 1),
-    "lr": ("in (0, 1)", lambda value: 0 < value < 1),
-    "head_epochs": ("at least 0", lambda value: value >= 0),
-    "schedule": (" or ".join(SCHEDULES), lambda value: value in SCHEDULES),
-    "warmup": ("in [0, 1)", lambda value: 0 <= value < 1),
-    "weight_decay": ("at least 0", lambda value: value >= 0),
-    "betas": ("two numbers in [0, 1)", lambda value: len(value) == 2 and all(0 <= b < 1 for b in value)),
-    "eps": ("above 0", lambda value: value > 0),
-    "clip": ("at least 0", lambda value: value >= 0),
-    "head_lr": ("in [0, 1)", lambda value: 0 <= value < 1),
-    "layer_decay": ("in (0, 1]", lambda value: 0 < value <= 1),
-    "dropout": ("in [0, 1), or -1", lambda value: value == -1 or 0 <= value < 1),
-    "features": (f"one of {', '.join(FEATURES)}", lambda value: not value or value in FEATURES),
-    "max_length": ("at least 8", lambda value: value >= 8),
-    "tune_share": ("in [0, 1)", lambda value: 0 <= value < 1),
-    "restarts": ("at least 1", lambda value: value >= 1),
-    "patience": ("at least 0", lambda value: value >= 0),
-    "train_examples": (
-        "a whole number, or a share below 1",
-        lambda value: value >= 0 and (value < 1 or float(value).is_integer()),
-    ),
-    "carve": ("in [0, 1)", lambda value: 0 <= value < 1),
-    "null_threshold": (f"a number, or {TUNE}", lambda value: value == TUNE or _is_number(value)),
-    "part": ("in (0, 1]", lambda value: 0 < value <= 1),
-    "labels": ("auto, classes or numbers", lambda value: value in ("auto", "classes", "numbers")),
-    "precision": ("auto, fp32 or bf16", lambda value: value in ("auto", "fp32", "bf16")),
-    "threads": ("at least 0", lambda value: value >= 0),
-}
-
-
 def _is_number(value: Any) -> bool:
     try:
         return math.isfinite(float(value))
     except ValueError:
         return False
-
-
-def _checked(settings: EvaluationSettings) -> EvaluationSettings:
-    for name, (expected, fits) in RANGES.items():
-        value = getattr(settings, name)
-        if not fits(value):
-            raise UserError(f"must be {expected}, got {value}", where=name)
-    if settings.class_order and settings.epochs:
-        raise UserError(
-            f"is for models that were fine-tuned before, not for epochs={settings.epochs:g}",
-            where="class_order",
-            expected="epochs=0",
-        )
-    shortest = min(settings.grid.get("epochs", [settings.epochs]))
-    if "epochs" in settings.grid and not shortest:
-        raise UserError("each value must be above 0, got 0", where="grid.epochs")
-    if 0 < shortest <= settings.head_epochs:
-        raise UserError(
-            f"must be below epochs={shortest:g}, got {settings.head_epochs:g}", where="head_epochs"
-        )
-    chooses = {
-        "patience": settings.patience,
-        "grid": settings.grid,
-        "restarts": settings.restarts > 1,
-        f"null_threshold={TUNE}": settings.null_threshold == TUNE,
-    }
-    for name, is_set in chooses.items():
-        if is_set and not settings.tune_share:
-            raise UserError(
-                "needs tune_share", where=name, expected="a share of the training examples, as 0.1"
-            )
-    return settings

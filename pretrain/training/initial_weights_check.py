@@ -9,6 +9,7 @@ another form too.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from data_pipeline.loader.loader import shards_vocabulary
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import FILES
 from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
-from pretrain.config.encoder import EncoderSettings
+from pretrain.config.encoder import MAY_CHANGE, TRAINING_ONLY, EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.huggingface.base import Header, Part, Weight
 from pretrain.huggingface.folder import stored_headers
@@ -211,17 +212,13 @@ def check_hugging_face(config: RunConfig, vocabulary: Vocabulary) -> Vocabulary:
 MODEL = (
     "vocabulary",
     *(
-        f"encoder.{key}"
-        for key in ("layers", "hidden", "embedding_size", "heads", "intermediate", "activation")
+        f"encoder.{one.name}"
+        for one in fields(EncoderSettings)
+        if one.name not in (*TRAINING_ONLY, *MAY_CHANGE)
     ),
-    *(f"encoder.{key}" for key in ("sharing", "groups")),
-    *(f"encoder.{key}" for key in ("max_positions", "segments", "layer_norm_eps")),
-    *(f"encoder.{key}" for key in ("norm", "norm_place", "norm_biases", "embedding_norm", "head_transform")),
     "objective.electra.embeddings",
-    *(f"encoder.{key}" for key in ("biases", "gated", "kv_heads", "positions", "global_every")),
-    "encoder.local_attention",  # no parameter, but what each was trained with
 )
-"""Parts of a run's identity that a model's weights depend on, or were trained for: the bases of RoPE may change."""
+"""Parts of a run's identity that a model's weights depend on, or were trained for."""
 
 
 def check_starting_weights(config: RunConfig, plan: Plan) -> None:

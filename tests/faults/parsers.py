@@ -21,6 +21,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from data_pipeline.errors import SeveralErrors, UserError, printable
+from data_pipeline.fields import value_of
 from data_pipeline.io.files import SEAL, canonical_json, sealed_json
 from data_pipeline.io.model_folder import CARD, NOTE
 from data_pipeline.records import Examples
@@ -42,7 +43,6 @@ from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import schema
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
-from pretrain.preflight.ranges import value_of
 from pretrain.report.inspection import describe, run_headlines
 from pretrain.run.folder import read_config, read_run, read_summary
 from pretrain.run.metrics_log import cut_metrics, read_metrics

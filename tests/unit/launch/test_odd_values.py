@@ -9,12 +9,12 @@ import typer
 
 import launch.verbs  # noqa: F401  registers them
 from data_pipeline.errors import SeveralErrors, UserError
+from data_pipeline.fields import value_of
 from data_pipeline.stages.executors import Share
 from launch.app import app
 from launch.recipe import load_config, read_changes, setting_names, with_folder_settings
 from launch.studies.read import read_design, read_settings
 from pretrain.config.yaml_files import schema
-from pretrain.preflight.ranges import value_of
 from pretrain.run.files import read
 from pretrain.run.folder import read_config
 from pretrain.run.folder import read_settings as settings_of_run

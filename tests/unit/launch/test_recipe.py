@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
+from data_pipeline.fields import declared
 from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from launch.completion import manual
@@ -19,7 +20,6 @@ from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import schema
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.preflight.forecast import rate_of
-from pretrain.preflight.ranges import CHOICES, RANGES, value_of
 from tests.command_line import ROOT, command, environ
 
 
@@ -282,15 +282,15 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("steps=3", "train.steps"),
         ("train.steps=many", "train.steps"),
         ("train.steps=0", "settings: train.steps must be at least 1, got 0"),
-        ("train.minutes=-1", "train.minutes must be in [0, 10000000], got -1"),
-        ("train.minutes=inf", "train.minutes must be in [0, 10000000], got inf"),
-        ("optim.lr=1e999", "optim.lr must be in [0, 1000000000000000], got inf"),
-        ("init_new_words=all", "init_new_words must be one of mean, first, fresh, got all"),
+        ("train.minutes=-1", "train.minutes: must be in [0, 10000000], got -1"),
+        ("train.minutes=inf", "train.minutes: must be in [0, 10000000], got inf"),
+        ("optim.lr=1e999", "optim.lr: must be in [0, 1000000000000000], got inf"),
+        ("init_new_words=all", "init_new_words: must be one of mean, first, fresh, got all"),
         ("train.replay=runs/old", "train.replay=runs/old without train.minutes"),
         ("train=3", "train is a group of settings"),
         ("train.steps.x=3", "train.steps is one setting"),
         ("train.steps", "expected key=value"),
-        ("data.mode=quick", "data.mode must be one of fast, exact, got quick"),
+        ("data.mode=quick", "data.mode: must be one of fast, exact, got quick"),
         (
             "data.sequence_length=4096",
             "is above encoder.max_positions=64 (encoder.max_positions=4096, or shorter",
@@ -306,15 +306,21 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("data.sources=[a", "cannot read"),
         ("data.languages=[en, fi]", "data.languages: has 2 entries for 1 sources"),
         ("data.weights=[1, 2]", "data.weights: has 2 entries for 1 sources"),
-        ("data.weights=[0]", "data.weights: must be above 0 and at most"),
-        ("data.smoothing=-1", "data.smoothing must be in [0, 10], got -1"),
-        ("data.masked_lm_prob=0", "data.masked_lm_prob: must be in (0, 1], got 0"),
-        ("data.masked_lm_prob=1.01", "data.masked_lm_prob: must be in (0, 1], got 1.01"),
+        (
+            "data.weights=[0]",
+            "data.weights: each must be in (0, 10000], got 0.0 (to leave a source out, remove it",
+        ),
+        ("data.weights=[-2]", "data.weights: each must be in (0, 10000], got -2.0"),
+        ("data.weights=[.nan]", "data.weights: each must be in (0, 10000], got nan"),
+        ("data.smoothing=-1", "data.smoothing: must be in [0, 10], got -1"),
+        ("data.masked_lm_prob=0", "data.masked_lm_prob must be in (0, 1] with data.masking=token, got 0"),
+        ("data.masked_lm_prob=1.01", "data.masked_lm_prob: must be in [0, 1], got 1.01"),
         (
             "data.masking=none",
             "objective.name=bert cannot learn from data.masking=none (data.masking=token or span",
         ),
-        ("data.max_predictions=65536", "data.max_predictions: must be from 0 to 65535, got 65536"),
+        ("data.max_predictions=-1", "data.max_predictions: must be in [0, 65535], got -1"),
+        ("data.max_predictions=65536", "data.max_predictions: must be in [0, 65535], got 65536"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(override: str, said: str) -> None:
@@ -331,9 +337,9 @@ def test_all_wrong_settings_are_listed_in_one_message() -> None:
     first, *lines = str(caught.value).splitlines()
     assert first == f"settings: {len(lines)} are wrong:"
     assert [line.partition(" (")[0] for line in lines] == [
-        "  optim.name must be one of lamb, adamw, stable_adamw, muon, got sgd",
-        "  encoder.heads must be in [1, 100000], got 0",
-        "  data.masked_lm_prob: must be in",
+        "  optim.name: must be one of lamb, adamw, stable_adamw, muon, got sgd",
+        "  encoder.heads: must be in [1, 100000], got 0",
+        "  data.masked_lm_prob must be in",
         "  data.mode=exact sets nothing aside, and data.held_out=0.03",
         "  data.mode=exact reads one sentence per line, and data.sentences=split",
         "  data.sequence_length=512 is above encoder.max_positions=64",
@@ -346,7 +352,7 @@ def test_the_same_mistake_in_each_phase_is_listed_once() -> None:
         load_config("bert_large", ["encoder.heads=0", "phases.phase2.train.steps=0"])
     assert str(caught.value).splitlines() == [
         "settings: 2 are wrong:",
-        "  phase phase1: encoder.heads must be in [1, 100000], got 0",
+        "  phase phase1, encoder.heads: must be in [1, 100000], got 0",
         "  phase phase2: train.steps must be at least 1, got 0 (0 saves the weights of init_from as they are)",
     ]
 
@@ -442,12 +448,9 @@ def test_every_setting_is_documented_and_checked() -> None:
     listed = {key: meaning for key, _, meaning in manual()}
     assert list(listed) == setting_names()
     assert [key for key, meaning in listed.items() if not meaning] == []
-    config = load_config("demo", [])
-    elsewhere = {"data.masked_lm_prob", "data.max_predictions"}  # MaskBudget.of
-    for key in setting_names():
-        value = value_of(config, key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            assert key in elsewhere or key in CHOICES or key in RANGES, f"{key} takes any number"
+    for key, one in declared(RunConfig):
+        if one.type in (int, float):
+            assert "values" in one.metadata, f"{key} takes any number"
 
 
 def test_names_that_scripts_rely_on() -> None:

@@ -42,7 +42,7 @@ PLACES = {
 
 FLOORS = (
     "data_pipeline/errors",
-    "data_pipeline/io",
+    "data_pipeline/fields data_pipeline/io",
     "data_pipeline/jit data_pipeline/settings",
     "data_pipeline/records data_pipeline/rng",
     "data_pipeline/sources",

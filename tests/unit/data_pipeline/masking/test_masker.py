@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_pipeline.errors import UserError
 from data_pipeline.jit import take_ragged
 from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.masking.masker import Masker
@@ -271,12 +270,3 @@ def test_wide_ids_read_only_columns_and_no_sequences():
 def test_a_masker_travels_by_pickle():
     segments, rule = random_pairs(50), masker(whole_word=True)
     assert pickle.loads(pickle.dumps(rule))(segments, 1) == rule(segments, 1)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"masked_lm_prob": 0.0}, {"masked_lm_prob": 1.5}, {"max_predictions": -1}, {"max_predictions": 70_000}],
-)
-def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        masker(**wrong)

@@ -83,15 +83,6 @@ def test_passes_are_the_whole_part_and_a_draw_of_the_rest():
             r"data\.weights: has 2 entries for 3 sources",
         ),
         (
-            lambda: source_weights(settings(["en"] * 2, weights=[1.0, -2.0])),
-            r"data\.weights: must be above 0 and at most .*, got -2\.0",
-        ),
-        (lambda: source_weights(settings(["en"], weights=[float("nan")])), r"got nan"),
-        (
-            lambda: source_weights(settings(["en"] * 2, weights=[0.0])),
-            r"got 0\.0 .*remove it from data\.sources",
-        ),
-        (
             lambda: document_passes(np.zeros(1, np.uint64), np.zeros(1, np.uint16), [5000.0], 1, 3),
             r"15000 passes.*10000",
         ),

@@ -14,9 +14,13 @@ from pretrain.preflight.validate import check
 @pytest.mark.parametrize(
     ("stage", "offload", "line"),
     [
-        (1, "nvme", "zero.offload=nvme: the norms of LAMB and every checkpoint need all masters"),
+        (
+            1,
+            "nvme",
+            "zero.offload: nvme is not supported: the norms of LAMB and every checkpoint need all masters",
+        ),
         (0, "cpu", "zero.offload=cpu with zero.stage=0, which keeps everything on the device"),
-        (2, "disk", "zero.offload must be one of none, cpu, got disk"),
+        (2, "disk", "zero.offload: must be one of none, cpu, got disk"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(stage: int, offload: str, line: str) -> None:

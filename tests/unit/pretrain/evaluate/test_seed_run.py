@@ -126,7 +126,7 @@ def test_the_grids_of_the_papers() -> None:
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
-        (["grid.lr=[1e-4]"], "grid: needs tune_share (expected a share of the training examples, as 0.1)"),
+        (["grid.lr=[1e-4]"], "grid: needs tune_share (a share of the training examples, as tune_share=0.1)"),
         (["restarts=2"], "restarts: needs tune_share"),
         (["restarts=0"], "restarts: must be at least 1, got 0"),
         (

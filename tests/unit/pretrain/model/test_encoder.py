@@ -144,15 +144,6 @@ def test_loading_refuses_what_does_not_fit() -> None:
         load_parameters(module, {**state, "embeddings.word.weight": word[:99]})
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"heads": 3}, {"activation": "swish"}, {"dropout": 1.0}, {"attention_dropout": -0.1}, {"layers": 0}],
-)
-def test_settings_out_of_range_are_named(changes: dict) -> None:
-    with pytest.raises(UserError, match=r"^encoder\."):
-        encoder(**changes)
-
-
 def test_a_micro_batch_from_columns() -> None:
     examples = Examples(
         tokens=np.array([2, 10, 3, 11, 3, 2, 4, 3], np.uint16),

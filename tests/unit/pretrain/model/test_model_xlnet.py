@@ -1,10 +1,8 @@
 """The two-stream encoder: distances, what each target depends on, packing, and what is remembered."""
 
-import pytest
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import UserError
 from pretrain.config.encoder import EncoderSettings
 from pretrain.model.batch import IGNORED, MicroBatch, Shape
 from pretrain.model.initialize import initialize
@@ -187,8 +185,3 @@ def test_spare_rows_are_no_targets_of_the_first_token() -> None:
     with torch.no_grad():
         found = encoder()(batch, torch.zeros(8, dtype=torch.int64)).query_RH
     assert found.isfinite().all()
-
-
-def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(UserError, match=r"encoder\.hidden: 16 cannot be shared out among 3 heads"):
-        TwoStreamEncoder(EncoderSettings(**{**vars(TINY), "heads": 3}), WORDS)

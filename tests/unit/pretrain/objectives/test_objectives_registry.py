@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
-from pretrain.config.encoder import EncoderSettings
+from pretrain.config.encoder import MODERN, VARIANTS, EncoderSettings
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.huggingface.eurobert import EUROBERT_FOR_MASKED_LM
 from pretrain.huggingface.modernbert import MODERNBERT_FOR_MASKED_LM
@@ -16,7 +16,7 @@ from pretrain.model import vocabulary_losses
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS
 from pretrain.objectives.base import Model, Terms
-from pretrain.objectives.registry import MODERN, OBJECTIVES, load, registered, with_defaults
+from pretrain.objectives.registry import OBJECTIVES, load, registered, with_defaults
 from tests.factories.models import config_of
 
 VOCABULARY, MASK = 90, 4
@@ -40,12 +40,12 @@ BODIES: dict[str, dict[str, object]] = {
     },
     "eurobert": {**EUROBERT_FOR_MASKED_LM.implied, "biases": False, "activation": "silu", "kv_heads": 1},
 }
-"""Encoders that between them have every setting of the registry's MODERN."""
+"""Encoders that between them have every setting of the variant MODERN."""
 PLACES = [
     (name, body)
     for name, known in OBJECTIVES.items()
     for body in BODIES
-    if body == "bert" or {*MODERN} <= {*known.encoder}
+    if body == "bert" or {*VARIANTS[MODERN]} <= {*known.encoder}
 ]
 """Objectives with the encoders that they have a place for."""
 EXAMPLES = [  # ids, length of segment 0, {position: original id}, label
@@ -91,7 +91,7 @@ def test_any_cut_gives_one_gradient(name: str, body: str) -> None:
 
 def test_bodies_have_every_switch() -> None:
     changed = {key for body in BODIES.values() for key, value in body.items() if value != getattr(TINY, key)}
-    assert {*MODERN} <= changed
+    assert {*VARIANTS[MODERN]} <= changed
     assert {body for name, body in PLACES if name == "mlm"} == {*BODIES}
 
 

@@ -126,7 +126,7 @@ def test_the_memory_is_zero_at_the_start_and_where_a_stream_begins_again() -> No
 def test_a_memory_needs_streams_in_the_order_of_documents() -> None:
     assert [keeps_memory(config(length)) for length in (0, 6)] == [False, True]
     assert not keeps_memory(config_of("mlm", TINY))
-    with pytest.raises(UserError, match=r"objective\.xlnet\.memory_length must be in \[0, 65535\], got -1"):
+    with pytest.raises(UserError, match=r"objective\.xlnet\.memory_length: must be in \[0, 65535\], got -1"):
         load_config("xlnet_tiny", ["objective.xlnet.memory_length=-1"])
 
 

@@ -84,7 +84,7 @@ def test_a_setting_of_a_phase_of_one_arm_is_none_that_arms_have_in_common(key: s
         ({"arms": {"one": {}, "two": {"model_of": "one", "recipe": "x"}}, "hour": {}}, "trains nothing"),
         ({"arms": ["one"]}, "is no mapping"),
         ({"hour": {"arms": ["twoo"]}}, "no such arm: twoo"),
-        ({"hour": {"seeds": 0}}, "seeds must be a whole number above 0, got 0"),
+        ({"hour": {"seeds": 0}}, "hour, seeds: must be at least 1, got 0"),
         ({"reference": "four"}, "no such arm: four"),
         ({"equal": ["everything"]}, "unknown 'everything'"),
         ({"equal": {"everything": ["one"]}}, "unknown 'everything'"),

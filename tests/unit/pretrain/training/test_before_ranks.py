@@ -169,7 +169,7 @@ def test_settings_that_the_engine_would_refuse_are_refused_before(settings: str,
 
 def test_a_precision_that_was_removed_names_another(tiny: list[str], tmp_path: Path) -> None:
     """Of a recipe, and of the config.yaml of an older run, which is still read."""
-    words = r"train\.precision=fp8 was removed: .*\(train\.precision=bf16"
+    words = r"train\.precision: fp8 was removed: .*\(train\.precision=bf16"
     with pytest.raises(UserError, match=words):
         load_config("demo", ["train.precision=fp8"])
     config = load_config("demo", [*tiny, f"run.dir={tmp_path}/run"])
