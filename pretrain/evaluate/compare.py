@@ -13,7 +13,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from pretrain.run.folder import CONFIG, model_folders
 from pretrain.run.human import markdown
-from pretrain.run.task_scores import EVALUATION, HEADS, TaskScore, read_results, shown, task_scores
+from pretrain.run.task_scores import EVALUATION, HEADS, TaskScore, read_results, task_metric, task_scores
 from pretrain.tasks.encoders import Encoder, find_encoders
 from pretrain.tasks.settings import defaults
 
@@ -224,7 +224,7 @@ def _scores(note: dict[str, Any], *, further: bool) -> Iterator[TaskScore]:
 
 
 def _cell(score: TaskScore | None, is_marked: bool) -> str:
-    return f"{score.whole}{MARK if is_marked else ''}" if score else ""
+    return f"{score.cell}{MARK if is_marked else ''}" if score else ""
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -239,14 +239,18 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _remarks(note: dict[str, Any]) -> Iterator[str]:
-    name = note["task"]
+    task = note["task"]
     for split, scores in note["scores"].items():
-        others = [f"{m} {shown(m, found['median'])}" for m, found in scores.items() if m != note["headline"]]
+        others = [
+            f"{name} {task_metric(name).text(spread['median'])}"
+            for name, spread in scores.items()
+            if name != note["headline"]
+        ]
         if others:
-            yield f"{name} {split}: {', '.join(others)}"
+            yield f"{task} {split}: {', '.join(others)}"
     if groups := note["details"].get("groups"):
-        yield f"{name}: {', '.join(f'{group} {value:.1f}' for group, value in groups.items())}"
+        yield f"{task}: {', '.join(f'{group} {value:.1f}' for group, value in groups.items())}"
     if note["details"].get("unknown_share"):
-        yield f"{name}: {note['details']['unknown_share']:.2f} % of the tokens are unknown to the vocabulary"
+        yield f"{task}: {note['details']['unknown_share']:.2f} % of the tokens are unknown to the vocabulary"
     for remark in note["notes"]:
-        yield f"{name}: {remark}"
+        yield f"{task}: {remark}"

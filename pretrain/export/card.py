@@ -27,19 +27,11 @@ from pretrain.huggingface.config_json import weights_hash
 from pretrain.preflight.gpus import data_sheet
 from pretrain.run.files import is_number
 from pretrain.run.folder import Attempt, read_attempts, read_run, read_summary
-from pretrain.run.metrics import (
-    HELD_OUT,
-    Score,
-    findings,
-    headline_of,
-    leading,
-    leading_kind,
-    pair_kinds,
-    secondary,
-    with_majority,
-)
+from pretrain.run.human import markdown
+from pretrain.run.learning import findings, with_majority
+from pretrain.run.metrics import HELD_OUT, headline_of, leading, secondary
 from pretrain.run.metrics_log import read_metrics
-from pretrain.run.task_scores import HEADS, TaskScore, read_task_scores
+from pretrain.run.task_scores import ABOUT_SCORES, HEADS, TaskScore, read_task_scores
 
 # The section on how to reproduce the model, without private data.
 
@@ -395,14 +387,12 @@ def _tasks(scores: Sequence[TaskScore]) -> str:
     """Return the section of the scores on tasks; empty where there are none."""
     if not scores:
         return ""
-    rows = [HEADS, ("---",) * len(HEADS), *([_cell(cell) for cell in score.cells] for score in scores)]
-    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return f"\n## Scores on tasks\n\n{TASKS}\n\n{lines}"
+    table = markdown(HEADS, [[_cell(cell) for cell in score.cells] for score in scores])
+    return (
+        f"\n## Scores on tasks\n\nBy `maskmill evaluate`, medians over the seeds. {ABOUT_SCORES}\n\n{table}\n"
+    )
 
 
-TASKS = """\
-By `maskmill evaluate`, medians over the seeds. Not pretrained is the same encoder with weights drawn at random and
-trained on the task in the same way; trivial is the best answer that needs no input."""
 NOT_STATED = "Not stated. Without a license nobody else may use the model: ask whoever trained it."
 
 
@@ -476,11 +466,9 @@ def _languages(index: Index) -> tuple[str, ...]:
 
 def _published(figures: Mapping[str, Any], headline: str) -> dict[str, float]:
     """Return the held-out figures for the card's metadata: the headline metric and pairs."""
-    lead = leading_kind(headline).name
-    names = [headline, *(f"{lead}_{what}" for what in ("loss", "accuracy", "perplexity"))]
-    names += [f"{kind.name}_accuracy" for kind in pair_kinds(figures)]
-    keys = [f"{HELD_OUT}{name}" for name in dict.fromkeys(names)]
-    return {key: figures[key] for key in keys if is_number(figures.get(key))}
+    keys = dict.fromkeys([headline, *(score.metric.key for score in leading(figures, headline=headline))])
+    held_out = [f"{HELD_OUT}{key}" for key in keys]
+    return {key: figures[key] for key in held_out if is_number(figures.get(key))}
 
 
 def _data(index: Index, config: RunConfig) -> dict[str, object]:
@@ -607,20 +595,11 @@ def _scores(figures: Mapping[str, Any], index: Index, headline: str) -> "str | d
     if not figures:
         return "The run was not evaluated at this step."
     known = with_majority(figures, index.statistics.get("held_out"))
-    rows: dict[str, object] = {
-        f"{score.what} {score.at}".rstrip(): _beside(score) for score in leading(known, headline=headline)
-    }
+    rows: dict[str, object] = {score.metric.label: score.cell for score in leading(known, headline=headline)}
     rows |= {f"not comparable: {what}": value for what, value in secondary(known, headline=headline)}
+    rows["in brackets"] = "what a model without any context scores"
     found = findings(known, headline=headline)
     return rows | ({"what this model has not learnt": " ".join(one.what for one in found)} if found else {})
-
-
-def _beside(score: Score) -> str:
-    return (
-        f"{score.value} (without any context, {score.than}: {score.baseline})"
-        if score.baseline
-        else score.value
-    )
 
 
 def _figures(run: Path, step: int) -> dict[str, Any]:

@@ -25,9 +25,25 @@ from rich.text import Text
 from pretrain.config.phases import Phase
 from pretrain.run.files import number
 from pretrain.run.human import duration
-from pretrain.run.metrics import HEADLINE, HELD_OUT, Losses, findings, leading, leading_kind, sum_of
-from pretrain.run.metrics_log import PROBE, probe_words
+from pretrain.run.learning import Losses, findings
+from pretrain.run.metrics import (
+    DATA_ROW,
+    HEADLINE,
+    HELD_OUT,
+    METRICS,
+    SPEED_ROW,
+    UPDATE_ROW,
+    leading,
+    leading_prediction,
+    metric,
+    total_loss,
+)
+from pretrain.run.metrics_log import PROBE
+from pretrain.run.task_scores import probe_words
 from pretrain.run.time_budget import SHARE, seconds_left
+
+IN_LINE = ("lr", "tokens_per_s")
+"""Metrics at the end of each line of a log step."""
 
 # Print what happens as console lines.
 
@@ -141,43 +157,33 @@ class Lines:
 
 
 def in_short(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
-    """Format the figures of a log step in a line: the headline metric first, then the total loss, named by its
-    terms."""
-    led = led_by(line, headline)
-    total = f"{sum_of(line)} loss {_said(line, 'loss')}"
-    return f"{led}{'  ' * bool(led)}{total}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
+    """Format the metrics of a log step in a line: the headline first, then the total loss, named by its terms."""
+    parts = [led_by(line, headline), total_loss(line), *(metric(key).worded(line[key]) for key in IN_LINE)]
+    return "  ".join(part for part in parts if part)
 
 
 def led_by(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
-    """Format the headline figures of a training line, with where they are predicted; empty if there are none, or only
+    """Format the headline scores of a training line, with where they are predicted; empty if there are none, or only
     the total loss."""
-    scores = [score for score in leading(line, prefix="", headline=headline) if not score.pairs]
-    return f"{leading_kind(headline).tag} {'  '.join(map(str, scores))}".strip() if scores else ""
+    scores = [score for score in leading(line, prefix="", headline=headline) if not score.of_pairs]
+    return f"{leading_prediction(headline).tag} {'  '.join(map(str, scores))}".strip() if scores else ""
 
 
 def held_out_words(figures: Mapping[str, Any], headline: str = HEADLINE) -> str:
-    """Format the figures of an evaluation, each beside its baseline without context."""
+    """Format the scores of an evaluation, each with its baseline."""
     scores = "  ".join(map(str, leading(figures, headline=headline)))
     if number(figures.get(f"{HELD_OUT}{headline}")) is not None:
-        return f"held-out {leading_kind(headline).at}".rstrip() + f": {scores}"
-    return f"held-out: {sum_of(figures)} loss {_said(figures, 'held_out_loss')}  {scores}".rstrip()
+        return f"held-out {leading_prediction(headline).at}".rstrip() + f": {scores}"
+    return f"held-out: {total_loss(figures, 'held_out_loss')}  {scores}".rstrip()
 
 
 def held_out_rows(step: int, figures: Mapping[str, Any], headline: str = HEADLINE) -> list[str]:
     """Format the same in up to two rows, for narrow terminals."""
     scores = leading(figures, headline=headline)
-    losses = [str(score) for score in scores if not score.is_share]
-    shares = [str(score) for score in scores if score.is_share]
-    if not losses and shares:
-        losses = [shares.pop(0)]
-    return [
-        row for row in ("   ".join([*losses, f"step {step:,}"]) if losses else "", "   ".join(shares)) if row
-    ]
-
-
-def _said(figures: Mapping[str, Any], name: str) -> str:
-    value = number(figures.get(name))
-    return f"{value:.3f}" if value is not None else "not a number"
+    first = [score for score in scores if score.metric.measure != "accuracy"] or scores[:1]
+    second = [score for score in scores if score not in first]
+    rows = ["   ".join([*map(str, first), f"step {step:,}"]) if first else "", "   ".join(map(str, second))]
+    return [row for row in rows if row]
 
 
 # Paint the panel, with the curve of the losses as a row of block characters.
@@ -307,7 +313,7 @@ class Panel(Lines):
         super()._note(line)
         if line.get("kind") == "train":
             self._line = dict(line)
-            self._remember(line.get(f"{leading_kind(self._headline).name}_loss", line.get("loss")))
+            self._remember(line.get(f"{leading_prediction(self._headline).name}_loss", line.get("loss")))
         elif line.get("kind") == "eval":
             self._held_out = (int(line["step"]), line)
         elif line.get("kind") == PROBE:
@@ -373,24 +379,11 @@ class Panel(Lines):
             *self._held_out_rows(),
             *([("probe", Text(self._probe))] if self._probe else []),
         ]
-        speed = [
-            _panel_line(line, "tokens_per_s", "{:,.0f} tokens/s"),
-            _panel_line(line, "mfu", "{:.1%} of the peak (MFU)"),
-            _panel_line(line, "step_ms", "{:,.0f} ms a step"),
-        ]
-        state = [
-            _panel_line(line, "lr", "rate {:.2e}"),
-            _panel_line(line, "grad_norm", "gradient {:.2f}"),
-            _panel_line(line, "trust_ratio", "trust ratio {:.3f}"),
-            _panel_line(line, "loss", f"{sum_of(line)} loss {{:.4f}}") if self._led() else "",
-        ]
-        room = [
-            _panel_line(line, "data_wait_share", "waited for {:.1%} of the time"),
-            _panel_line(line, "fill", "{:.0%} of the token budget used"),
-            _panel_line(line, "memory_gb", "{:.2f} GB on the fullest rank"),
-        ]
-        for name, parts in (("speed", speed), ("update", state), ("data", room)):
-            rows.append((name, Text("   ".join(part for part in parts if part) or "-")))
+        for row in (SPEED_ROW, UPDATE_ROW, DATA_ROW):
+            parts = [one.worded(line.get(key)) for key, one in METRICS.items() if one.row == row]
+            if row == UPDATE_ROW and self._led():
+                parts.append(total_loss(line))
+            rows.append((row, Text("   ".join(part for part in parts if part) or "-")))
         rows.append(("saved", Text(self._saved_words())))
         if self._warning:
             count = f"{self._disturbed} disturbances; " if self._disturbed > 1 else ""
@@ -410,10 +403,10 @@ class Panel(Lines):
         ]
 
     def _loss(self) -> Text:
-        words = Text(self._led() or self._total())
+        words = Text(self._led() or (total_loss(self._line) if self._line else "not yet"))
         if self._held_out is not None and not leading(self._held_out[1], headline=self._headline):
             step, figures = self._held_out
-            words.append(_panel_line(figures, "held_out_loss", f"   held-out {{:.4f}} at step {step:,}"))
+            words.append(f"   held-out: {total_loss(figures, 'held_out_loss')} at step {step:,}")
         room = self._console.width - len(words) - 20
         if len(self._losses) > 1 and room >= 8:
             levels = ASCII_BLOCKS if self._console.options.ascii_only else BLOCKS
@@ -422,16 +415,12 @@ class Panel(Lines):
         return words
 
     def _leads(self) -> str:
-        kind = leading_kind(self._headline)
-        return kind.at or kind.subject
+        of = leading_prediction(self._headline)
+        return of.at or of.subject
 
     def _led(self) -> str:
-        """Return the headline training figures, without where they are predicted."""
-        return led_by(self._line, self._headline).removeprefix(leading_kind(self._headline).tag).strip()
-
-    def _total(self) -> str:
-        value = _panel_line(self._line, "loss", "{:.4f}")
-        return f"{value} ({sum_of(self._line)})" if value else "not yet"
+        """Return the headline training scores, without where they are predicted."""
+        return led_by(self._line, self._headline).removeprefix(leading_prediction(self._headline).tag).strip()
 
     def _saved_words(self) -> str:
         if self._save is None:
@@ -448,15 +437,11 @@ class Panel(Lines):
             step, figures = self._held_out
             words += f"  {held_out_words(figures, self._headline)} (step {step:,})"
         words += f"  probe {self._probe}" if self._probe else ""
-        words += _panel_line(self._line, "mfu", "  {:.1%} of the peak")
+        if peak := metric("mfu").worded(self._line.get("mfu")):
+            words += f"  {peak}"
         newest = f", newest of step {self._save[0]:,}" if self._save else ""
         words += f"  {self._saves} checkpoint{'' if self._saves == 1 else 's'}{newest}"
         return words + (f"  {self._disturbed} disturbances: events.jsonl" if self._disturbed else "")
-
-
-def _panel_line(figures: Mapping[str, Any], name: str, form: str) -> str:
-    value = figures.get(name)
-    return form.format(value) if isinstance(value, int | float) else ""
 
 
 def open_view(

@@ -1,14 +1,13 @@
 """Define the dashboard of a project or run, and make a W&B workspace and a report of it, or their spec as JSON.
 
-The dashboard is a plain table of sections, panels and metric names, defined without W&B. Every key is logged by a
-training: those of every run are named here, those of the objectives come from the objectives. After a change of the
-table, another call makes a new workspace and report. The only import of wandb-workspaces.
+The charts are those of run/metrics.py, over the metrics that an objective has; here are the questions that a section
+answers, and what W&B alone draws, such as heat maps by rank and by layer. After a change of the charts, another call
+makes a new workspace and report. The only import of wandb-workspaces.
 """
 
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,22 @@ from pretrain.monitoring.wandb_run import (
     why,
 )
 from pretrain.objectives.registry import OBJECTIVES, with_defaults
-from pretrain.run.metrics import HELD_OUT, Kind, leading_kind, leads_alone, metric, said, title_of
+from pretrain.run.metrics import (
+    CHARTS,
+    HEALTH,
+    HELD_OUT,
+    LEARNING,
+    OPTIMIZER,
+    SPEED,
+    Chart,
+    Prediction,
+    leading_prediction,
+    learning_charts,
+    predictions_in,
+)
 from pretrain.run.metrics_log import PROBE_PREFIX
 
-# Define sections and panels by the names of metrics.
+# Define sections and panels by the keys of metrics.
 
 
 LAMB = "lamb"
@@ -58,9 +69,44 @@ class Section:
     panels: tuple[Panel, ...]
 
 
+BY_RANK_PANELS = tuple(
+    panel
+    for (field, curve), title in zip(
+        BY_RANK.items(), ("Step time by rank", "Forward time by rank"), strict=True
+    )
+    for panel in (
+        Panel(f"{title}: rank upwards, time as colour", (field,), unit="rank"),
+        Panel(f"{title}: curves", pattern=rf"{curve}\d+", unit="ms"),
+    )
+)
+TRUST_PANELS = (
+    Panel("Trust ratio by layer: layer upwards, ratio as colour", (TRUST_BY_LAYER,), unit="layer"),
+    Panel("Trust ratios of all tensors: ratio upwards, how many as colour", (TRUST_SPREAD,)),
+)
+QUESTIONS = {
+    SPEED: "Is the hardware used? Wall-clock time goes where the utilisation is low: a wait for data above 5 % is a "
+    "stall, a rank whose forward pass takes longer than the others' holds all of them up.",
+    OPTIMIZER: "Are the updates sound? A gradient norm that grows for hundreds of steps comes before a divergence.",
+    HEALTH: "Does it run as it should? Damaged examples are left out and counted (data.on_damage=skip); events.jsonl "
+    "in the run folder has a line for each. The same rank slowest for hours is a machine to look at.",
+}
+ABOUT_TRUST = (
+    " The trust ratio by layer (monitor.trust_ratios_every) shows which layers move: row 0 is the embeddings, the last "
+    "row the heads."
+)
+
+
 def sections(objective: str = "", optimizer: str = "") -> list[Section]:
     """Return the dashboard for runs of `objective` with `optimizer`; empty: any."""
-    return [_learning(objective), _speed(), _optimizer(optimizer), _health()]
+    has_trust = optimizer in ("", LAMB)
+    more = {SPEED: BY_RANK_PANELS, OPTIMIZER: TRUST_PANELS if has_trust else ()}
+    found = [_learning(objective)]
+    for name, question in QUESTIONS.items():
+        charts = [chart for chart in CHARTS if chart.section == name]
+        panels = [_panel_of(chart) for chart in charts if has_trust or "trust_ratio" not in chart.keys]
+        about = question + (ABOUT_TRUST if has_trust and name == OPTIMIZER else "")
+        found.append(Section(name, about, (*panels, *more.get(name, ()))))
+    return found
 
 
 def keys_of(found: list[Section]) -> set[str]:
@@ -68,162 +114,36 @@ def keys_of(found: list[Section]) -> set[str]:
     return {key for section in found for panel in section.panels for key in panel.keys}
 
 
+def _panel_of(chart: Chart) -> Panel:
+    return Panel(chart.title, chart.keys, unit=chart.unit, log=chart.log)
+
+
 def _learning(objective: str) -> Section:
     known = [with_defaults(name) for name in ([objective] if objective else OBJECTIVES)]
-    losses = _unique(f"{term}_loss" for one in known for term in one.terms)
-    metrics = _unique(name for one in known for name in one.metrics)
-    leads = {kind.name: kind for kind in (leading_kind(one.headline) for one in known)}
-    parts = [metric(name) for name in metrics]
-    labelled = [(name, m) for name, m in zip(metrics, parts, strict=True) if m and m.label]
-    accuracies = [
-        name
-        for name, m in zip(metrics, parts, strict=True)
-        if m and m.what == "accuracy" and not m.label and not m.kind.part and m.kind.name not in leads
-    ]
-    panels = [panel for kind in leads.values() for panel in _leading(kind)]
-    majorities = [m.baseline for m in map(metric, accuracies) if m and m.kind.labels]
-    if accuracies:
-        panels.append(Panel("Accuracies", (*accuracies, *_held_out(accuracies), *_held_out(majorities))))
-    if by_label := [name for name, m in labelled if m.what == "accuracy"]:
-        panels += [
-            Panel("Accuracy by pair label", tuple(by_label)),
-            Panel("Held-out accuracy by pair label", _held_out(by_label)),
-            Panel("Loss by pair label", tuple(name for name, m in labelled if m.what == "loss")),
-        ]
-    panels += _where_a_word_is_shown(
-        _unique(m.kind.name for m in parts if m and m.kind.part and m.kind.beside)
+    keys = dict.fromkeys(
+        key for one in known for key in (*(f"{term}_loss" for term in one.terms), *one.metrics)
     )
-    panels += [
-        Panel(f"Loss that is minimised: {' + '.join(losses)}", ("loss", f"{HELD_OUT}loss")),
-        Panel("Its terms", (*losses, *_held_out(losses))),
-    ]
+    panels = [_panel_of(chart) for chart in learning_charts(keys, [one.headline for one in known])]
     panels.append(Panel("Probe (train.probe)", pattern=rf"{PROBE_PREFIX}.*", unit="percent"))
-    own = [one.headline for one in known if leads_alone(one.headline)]
-    panels = [*(Panel(title_of(said(name)), (name, *_held_out([name]))) for name in _unique(own)), *panels]
-    return Section("Learning", _question(list(leads.values()), bool(labelled)), tuple(panels))
+    leads = {of.name: of for of in (leading_prediction(one.headline) for one in known)}
+    has_pairs = any(of.labels for of in predictions_in(keys))
+    return Section(LEARNING, _question(list(leads.values()), has_pairs), tuple(panels))
 
 
-def _question(leads: list[Kind], pairs: bool) -> str:
+def _question(leads: list[Prediction], has_pairs: bool) -> str:
     parts = ["Is it learning?"]
-    for kind in leads:
-        if kind.words:
+    for of in leads:
+        if of.words:
             parts.append(
-                f"The held-out {kind.said('loss')} must fall below what word frequencies alone give there "
-                f"({HELD_OUT}{kind.name}_unigram_loss), and no one answer may be given at more than half of the "
+                f"The held-out {of.label('loss')} must fall below what word frequencies alone give there "
+                f"({HELD_OUT}{of.name}_unigram_loss), and no one answer may be given at more than half of the "
                 "positions: until then no context has been learnt."
             )
-        if kind.part:
+        if of.is_part:
             parts.append("Losses over all predicted tokens fall by copying the words that stay visible.")
-    if pairs:
+    if has_pairs:
         parts.append("A pair label whose accuracy is 1 while the other's is 0 has not been learnt at all.")
     return " ".join(parts)
-
-
-def _leading(kind: Kind) -> list[Panel]:
-    """Return the headline figures, each beside its baseline."""
-    name = kind.name
-    accuracy = (f"{name}_accuracy", f"{HELD_OUT}{name}_accuracy", f"{HELD_OUT}{name}_majority")
-    losses = (f"{name}_loss", f"{HELD_OUT}{name}_loss")
-    if not kind.words:
-        return [
-            Panel(title_of(kind.said("loss")), losses),
-            Panel(f"{title_of(kind.said('accuracy'))}, and of the commonest answer", accuracy),
-        ]
-    perplexity = (f"{name}_perplexity", f"{HELD_OUT}{name}_perplexity")
-    return [
-        Panel(
-            f"{title_of(kind.said('loss'))}, and of word frequencies alone",
-            (*losses, f"{HELD_OUT}{name}_unigram_loss"),
-        ),
-        Panel(f"{title_of(kind.said('accuracy'))}, and of the most frequent token", accuracy),
-        Panel(title_of(kind.said("perplexity")), perplexity, log=True),
-        Panel(f"Share of the commonest answer {kind.at}".rstrip(), (f"{HELD_OUT}{name}_top_share",)),
-    ]
-
-
-def _where_a_word_is_shown(kinds: list[str]) -> list[Panel]:
-    """Return the secondary panels: copying does well at kept words."""
-    return [
-        Panel(f"{what.capitalize()} where a word is shown", (*names, *_held_out(names)))
-        for what in ("accuracy", "loss")
-        if (names := [f"{kind}_{what}" for kind in kinds])
-    ]
-
-
-def _speed() -> Section:
-    panels = (
-        Panel("Tokens per second", ("tokens_per_s",), unit="tokens/s"),
-        Panel("Examples per second", ("examples_per_s",), unit="examples/s"),
-        Panel("Model FLOPs utilisation", ("mfu",), unit="share of the peak"),
-        Panel("Token budget used, and padding", ("fill", "padding_share"), unit="share"),
-        Panel("Waiting for data", ("data_wait_share",), unit="share of the time"),
-        Panel("Step time", ("step_ms", "slowest_step_ms"), unit="ms", log=True),
-        *(
-            panel
-            for field, curve in BY_RANK.items()
-            for panel in (
-                Panel(f"{_title(field)}: rank upwards, time as colour", (field,), unit="rank"),
-                Panel(f"{_title(field)}: curves", pattern=rf"{curve}\d+", unit="ms"),
-            )
-        ),
-    )
-    question = (
-        "Is the hardware used? Wall-clock time goes where the utilisation is low: a wait for data above 5 % is a "
-        "stall, a rank whose forward pass takes longer than the others' holds all of them up."
-    )
-    return Section("Speed", question, panels)
-
-
-def _optimizer(optimizer: str) -> Section:
-    trust = (
-        Panel("Mean trust ratio", ("trust_ratio",)),
-        Panel("Trust ratio by layer: layer upwards, ratio as colour", (TRUST_BY_LAYER,), unit="layer"),
-        Panel("Trust ratios of all tensors: ratio upwards, how many as colour", (TRUST_SPREAD,)),
-    )
-    has_trust = optimizer in ("", LAMB)
-    panels = (
-        Panel("Learning rate", ("lr",)),
-        Panel("Gradient norm before clipping", ("grad_norm",), log=True),
-        *(trust if has_trust else ()),
-        Panel("Skipped batches", ("skipped_batches",)),
-    )
-    question = (
-        "Are the updates sound? A gradient norm that grows for hundreds of steps comes before a divergence."
-    )
-    if has_trust:
-        question += (
-            " The trust ratio by layer (monitor.trust_ratios_every) shows which layers move: row 0 is the embeddings, "
-            "the last row the heads."
-        )
-    return Section("Optimizer", question, panels)
-
-
-def _health() -> Section:
-    panels = (
-        Panel("Skipped batches and damaged examples", ("skipped_batches", "damaged_examples")),
-        Panel("Memory of the fullest rank", ("memory_gb",), unit="GB"),
-        Panel("Slowest rank, as a multiple of the others", ("slowest_rank_ratio",)),
-        Panel("Which rank is slowest", ("slowest_rank",)),
-        Panel("Epoch", ("epoch",)),
-        Panel("Batches consumed", ("batch",)),
-    )
-    question = (
-        "Does it run as it should? Damaged examples are left out and counted (data.on_damage=skip); events.jsonl in "
-        "the run folder has a line for each. The same rank slowest for hours is a machine to look at."
-    )
-    return Section("Health", question, panels)
-
-
-def _title(field: str) -> str:
-    return {"step_ms_by_rank": "Step time by rank", "forward_ms_by_rank": "Forward time by rank"}[field]
-
-
-def _held_out(names: list[str]) -> tuple[str, ...]:
-    return tuple(f"{HELD_OUT}{name}" for name in names)
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
 
 
 # Make a workspace and a report of the sections, or return their spec.

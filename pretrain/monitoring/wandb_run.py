@@ -526,8 +526,8 @@ def record_scores(run: Path) -> None:
     for score in read_task_scores(run):
         name = "/".join(part for part in ("evaluation", score.task, score.split, score.metric) if part)
         found[name] = score.median
-        if score.floor:
-            found[f"{name}_not_pretrained"] = score.floor.median
+        if score.random_init:
+            found[f"{name}_not_pretrained"] = score.random_init.median
     _recorded(evaluate_stage(run, config, known["id"]), lambda connection: connection.summarize(found))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.report.charts import middle, text
+from pretrain.report.charts import drawing, figure, labels, middle, table, text
 from pretrain.report.record import RunRecord
 from pretrain.run.files import SavedCheckpoint, number
 from pretrain.run.folder import HANG, LOST, NOT_MIRRORED, NOT_SAVED, Attempt
@@ -84,12 +84,8 @@ def _stack(id_: str, title: str, about: str, parts: dict[str, tuple[float, int]]
         for name, (value, colour) in parts.items()
     )
     words = ", ".join(f"{name} {text(value / total, share=True)}" for name, (value, _) in parts.items())
-    return (
-        f'<figure class="chart" id="{id_}"><figcaption><h3>{escape(title)}</h3><p>{escape(about)}</p></figcaption>'
-        f'<svg class="stack" viewBox="0 0 1000 100" preserveAspectRatio="none" role="img" '
-        f'aria-labelledby="{id_}-t {id_}-d"><title id="{id_}-t">{escape(title)}</title>'
-        f'<desc id="{id_}-d">{escape(words)}</desc>{bars}</svg><ul class="parts">{rows}</ul></figure>'
-    )
+    picture = drawing(id_, title, words, bars, "stack", height=100)
+    return figure(id_, title, about, f'{picture}<ul class="parts">{rows}</ul>')
 
 
 def _by_rank(run: RunRecord) -> str:
@@ -104,21 +100,20 @@ def _by_rank(run: RunRecord) -> str:
         if np.isfinite(rank) and np.isfinite(by_step.get(step, np.nan))
     ]
     counts = Counter(rank for rank, _ in found)
-    rows = "".join(
-        f'<tr><th scope="row">rank {rank}</th><td>{text(count)}</td><td>{text(count / len(found), share=True)}</td>'
-        f"<td>{text(float(np.median([ratio for r, ratio in found if r == rank])))}</td></tr>"
+    rows = [
+        (
+            f"rank {rank}",
+            text(count),
+            text(count / len(found), share=True),
+            text(float(np.median([ratio for r, ratio in found if r == rank]))),
+        )
         for rank, count in counts.most_common(MOST_RANKS)
-    )
-    head = "".join(
-        f'<th scope="col">{name}</th>' for name in ("", "log lines", "share", "times the others' median")
-    )
+    ]
     more = len(counts) - MOST_RANKS
     rest = f'<p class="aside">And {more:,} more ranks.</p>' if more > 0 else ""
-    return (
-        '<figure class="chart" id="ranks"><figcaption><h3>Which rank was the slowest</h3>'
-        "<p>Spread over the ranks is chance; one rank in most lines is a slow machine.</p></figcaption>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{rest}</figure>'
-    )
+    about = "Spread over the ranks is chance; one rank in most lines is a slow machine."
+    body = table(["", "log lines", "share", "times the others' median"], rows) + rest
+    return figure("ranks", "Which rank was the slowest", about, body)
 
 
 # Show attempts, checkpoints and disturbances.
@@ -171,7 +166,7 @@ def _attempts(run: RunRecord) -> str:
     def place(when: datetime) -> float:
         return min(max(1000 * (when - start).total_seconds() / span, 0.0), 1000.0)
 
-    bars, rows = "", ""
+    bars = ""
     height = 1000 / len(shown)
     for i, attempt in enumerate(shown):
         left, right = place(attempt.started), place(last_sign(run, attempt))
@@ -184,35 +179,22 @@ def _attempts(run: RunRecord) -> str:
             f"M{place(save.at):.1f} {top:.1f}v{0.56 * height:.1f}" for save in attempt.saves[-200:]
         )
         bars += f'<path class="save" d="{ticks}"/>' if ticks else ""
-        rows += _attempt_row(run, attempt)
-    labels = "".join(
-        f'<span style="top:{(i + 0.5) * height / 10:.2f}%">attempt {attempt.number}</span>'
-        for i, attempt in enumerate(shown)
-    )
-    times = "".join(
-        f'<span style="left:{share:g}%">{_clock(start + timedelta(seconds=span * share / 100), span)}</span>'
-        for share in (0, 50, 100)
-    )
+    names = [((i + 0.5) / len(shown), f"attempt {attempt.number}") for i, attempt in enumerate(shown)]
+    times = [(share, _clock(start + timedelta(seconds=span * share), span)) for share in (0.0, 0.5, 1.0)]
     told = ", ".join(f"{attempt.status} at step {text(_reached(run, attempt))}" for attempt in shown)
-    head = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in ("attempt", "started", "for", "steps", "ended", "ranks", "on", "checkpoints")
-    )
+    head = ["attempt", "started", "for", "steps", "ended", "ranks", "on", "checkpoints"]
     earlier = len(run.history) - len(shown)
     note = f'<p class="aside">{earlier:,} earlier attempts are left out.</p>' if earlier else ""
-    return (
-        '<figure class="chart" id="attempts"><figcaption><h3>Attempts of the run</h3>'
-        "<p>From each start to its end; the ticks are checkpoints that became whole.</p></figcaption>"
-        f'<div class="plot attempts" style="--rows:{len(shown)}"><div class="rows" aria-hidden="true">{labels}</div>'
-        '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img" aria-labelledby="attempts-t attempts-d">'
-        f'<title id="attempts-t">Attempts of the run over time</title>'
-        f'<desc id="attempts-d">{escape(told)}</desc>{bars}</svg>'
-        f'<div class="columns" aria-hidden="true">{times}</div></div>{note}'
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></figure>'
+    body = (
+        f'<div class="plot attempts" style="--rows:{len(shown)}">{labels("top", names, "rows")}'
+        f"{drawing('attempts', 'Attempts of the run over time', told, bars)}{labels('left', times, 'columns')}</div>"
+        f"{note}{table(head, (_attempt_row(run, attempt) for attempt in shown))}"
     )
+    about = "From each start to its end; the ticks are checkpoints that became whole."
+    return figure("attempts", "Attempts of the run", about, body)
 
 
-def _attempt_row(run: RunRecord, attempt: Attempt) -> str:
+def _attempt_row(run: RunRecord, attempt: Attempt) -> list[str]:
     reached = _reached(run, attempt)
     seconds = (last_sign(run, attempt) - attempt.started).total_seconds()
     hosts = ", ".join(attempt.hosts[:4]) + (
@@ -228,7 +210,7 @@ def _attempt_row(run: RunRecord, attempt: Attempt) -> str:
         hosts,
         text(len(attempt.saves)),
     )
-    return f'<tr><th scope="row">{attempt.number}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+    return [str(attempt.number), *map(escape, cells)]
 
 
 def _reached(run: RunRecord, attempt: Attempt) -> float:
@@ -245,10 +227,10 @@ def _checkpoints(run: RunRecord) -> str:
     """List every checkpoint that was made, and whether it still exists."""
     made = {save.step: save for attempt in run.history for save in attempt.saves}
     kept = {checkpoint.step: checkpoint for checkpoint in run.checkpoints}
-    leads = run.held_out.get(f"{HELD_OUT}{run.kind.name}_loss")
+    leads = run.held_out.get(f"{HELD_OUT}{run.prediction.name}_loss")
     held_out = leads if leads is not None else run.held_out.get(f"{HELD_OUT}loss")
     losses = dict(zip(*(column.tolist() for column in held_out), strict=True)) if held_out is not None else {}
-    rows = ""
+    rows = []
     steps = sorted(made.keys() | kept.keys(), reverse=True)
     for step in steps[:MOST_EVENTS]:
         here, save = kept.get(step), made.get(step)
@@ -256,37 +238,19 @@ def _checkpoints(run: RunRecord) -> str:
         if leads is None and here is not None and here.held_out_loss is not None:
             loss = here.held_out_loss
         weight = here.bytes if here is not None else save.bytes if save is not None else 0
-        cells = (
-            in_bytes(weight),
-            f"{save.seconds:.1f}&nbsp;s, {_short(save.blocked)}&nbsp;s" if save else "—",
-            text(loss),
-            _state(here),
-        )
-        rows += f'<tr><th scope="row">{text(step)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        took = f"{save.seconds:.1f}&nbsp;s, {_short(save.blocked)}&nbsp;s" if save else "—"
+        rows.append((text(step), in_bytes(weight), took, text(loss), _state(here)))
     if not rows:
-        return (
-            '<div class="card" id="checkpoints"><h3>Checkpoints</h3>'
-            "<p>There is no whole checkpoint in the run folder.</p></div>"
-        )
-    head = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in (
-            "step",
-            "size",
-            "took, training waited",
-            f"held-out {escape(run.kind.said('loss'))}" if leads is not None else "held-out loss, total",
-            "now",
-        )
-    )
-    more = (
-        f'<p class="aside">{len(steps) - MOST_EVENTS:,} older ones are left out.</p>'
-        if len(steps) > MOST_EVENTS
-        else ""
-    )
-    return (
-        f'<div class="card" id="checkpoints"><h3>Checkpoints</h3><div class="scroll"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}</div>"
-    )
+        return _card("checkpoints", "Checkpoints", "<p>There is no whole checkpoint in the run folder.</p>")
+    loss_name = f"held-out {run.prediction.label('loss')}" if leads is not None else "held-out loss, total"
+    more = len(steps) - MOST_EVENTS
+    rest = f'<p class="aside">{more:,} older ones are left out.</p>' if more > 0 else ""
+    head = ["step", "size", "took, training waited", loss_name, "now"]
+    return _card("checkpoints", "Checkpoints", table(head, rows) + rest)
+
+
+def _card(id_: str, title: str, body: str) -> str:
+    return f'<div class="card" id="{id_}"><h3>{title}</h3>{body}</div>'
 
 
 def _short(seconds: float) -> str:
@@ -304,23 +268,19 @@ def _disturbances(run: RunRecord) -> str:
     """Describe the events in events.jsonl: the newest ones in full."""
     if not run.events:
         return ""
-    rows = "".join(_event_row(event) for event in reversed(run.events[-MOST_EVENTS:]))
     more = len(run.events) - MOST_EVENTS
     rest = f'<p class="aside">{more:,} older ones are in events.jsonl.</p>' if more > 0 else ""
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("batch", "step", "what", "why", "when"))
-    return (
-        '<div class="card" id="disturbances"><h3>Disturbances</h3><div class="scroll"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{rest}</div>"
-    )
+    rows = (_event_row(event) for event in reversed(run.events[-MOST_EVENTS:]))
+    return _card("disturbances", "Disturbances", table(["batch", "step", "what", "why", "when"], rows) + rest)
 
 
-def _event_row(event: dict[str, Any]) -> str:
+def _event_row(event: dict[str, Any]) -> list[str]:
     kind = str(event.get("event") or "")
     cells = (
+        text(number(event.get("batch"))),
         text(number(event.get("step"))),
         DISTURBANCES.get(kind, kind),
         str(event.get("text") or ""),
         str(event.get("at") or ""),
     )
-    shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr><th scope="row">{text(number(event.get("batch")))}</th>{shown}</tr>'
+    return [escape(cell) for cell in cells]

@@ -19,7 +19,8 @@ from pretrain.huggingface.config_json import read_config
 from pretrain.huggingface.folder import stored_headers
 from pretrain.run.files import is_number
 from pretrain.run.folder import CONFIG, RUN, model_folders, not_sealed, read_run, read_settings, read_summary
-from pretrain.run.metrics import Losses, Score, findings, headline_of, leading, secondary, with_majority
+from pretrain.run.learning import learning_of
+from pretrain.run.metrics import count, headline_of, leading, secondary
 from pretrain.run.metrics_log import read_metrics
 
 
@@ -166,7 +167,7 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
     rows += _learning(facts, lines)
     speeds = sorted(line["tokens_per_s"] for line in lines if is_number(line.get("tokens_per_s")))
     if speeds:
-        rows.append(("tokens/s, median, no padding counted", f"{speeds[len(speeds) // 2]:,.0f}"))
+        rows.append(("tokens/s, median, no padding counted", count(speeds[len(speeds) // 2])))
     if "seconds" in facts:
         rows.append(
             (
@@ -186,26 +187,14 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
 
 def _learning(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the headline figures beside their baselines, then what copying could achieve, then the findings."""
-    data = facts.get("data")
-    figures = with_majority(facts, data.get("held_out") if isinstance(data, dict) else None)
-    evaluated = [line for line in lines if line.get("kind") == "eval"]
-    untrained = bool(evaluated) and evaluated[-1].get("step") == 0
-    losses = Losses()
-    for line in lines:
-        losses.add(line)
-    headline = headline_of(facts)
-    before = ", untrained" if untrained else ""
+    figures, found, untrained = learning_of(facts, lines)
+    headline, before = headline_of(facts), ", untrained" if untrained else ""
     rows = [
-        (f"held-out {score.what} {score.at}".rstrip() + before, _beside(score))
+        (f"held-out {score.metric.label}{before}", score.cell)
         for score in leading(figures, headline=headline)
     ]
     rows += [(f"  {what}", value) for what, value in secondary(figures, headline=headline)]
-    found = findings({} if untrained else figures, losses.ends, headline)
     return rows + [("look at", str(finding)) for finding in found]
-
-
-def _beside(score: Score) -> str:
-    return f"{score.value} ({score.than}: {score.baseline})" if score.baseline else score.value
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

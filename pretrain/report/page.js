@@ -3,7 +3,7 @@
 // The page is whole without it.
 
 const number = (value, share) => value === null || value === undefined ? "—"
-  : share ? (100 * value).toFixed(1) + " %"
+  : share ? (100 * value).toFixed(1) + "%"
   : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(value);
 
 // The index of the value in ascending `steps` that is nearest to `wanted`.

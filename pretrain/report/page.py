@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import printable, redact
 from data_pipeline.io.files import write_whole
-from pretrain.report.charts import OPTIMIZER, SPEED, text
+from pretrain.report.charts import table, text
 from pretrain.report.curves import charts, trust_picture
 from pretrain.report.history import history_section, time_figures
 from pretrain.report.record import RunRecord, read_run
@@ -27,7 +27,8 @@ from pretrain.report.statistics import data_section
 from pretrain.report.summary import advice_section, headline, moment
 from pretrain.run.files import number, objects
 from pretrain.run.folder import SAMPLES
-from pretrain.run.task_scores import HEADS, TaskScore
+from pretrain.run.metrics import OPTIMIZER, SPEED
+from pretrain.run.task_scores import ABOUT_SCORES, HEADS
 
 if TYPE_CHECKING:
     from pretrain.export.fill import Sample
@@ -41,20 +42,19 @@ MAX_ROWS = 16
 
 def blanks_section(run: RunRecord) -> str:
     """Return the section; empty for a run that is not exported yet."""
-    rows = "".join(_blank_row(sample) for sample in objects(run.samples.get("samples"))[:MAX_ROWS])
+    rows = [_blank_row(sample) for sample in objects(run.samples.get("samples"))[:MAX_ROWS]]
     if not rows:
         return ""
     whose = "of held-out text" if run.samples.get("held_out") else "of the text that it was trained on"
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("text", "true word", "its answers"))
     return (
         '<section id="blanks"><h2>Blanks</h2><div class="card">'
         f"<p>Examples {whose}, evenly spaced, each with its middle word blank; nobody chose them. Filled by the model "
         f"that was exported at step {text(number(run.samples.get('step')))}.</p>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></div></section>'
+        f"{table(['text', 'true word', 'its answers'], rows)}</div></section>"
     )
 
 
-def _blank_row(sample: dict[str, Any]) -> str:
+def _blank_row(sample: dict[str, Any]) -> tuple[str, str, str]:
     word = str(sample.get("word") or "")
     guesses = sample.get("guesses")
     answers = [
@@ -63,10 +63,7 @@ def _blank_row(sample: dict[str, Any]) -> str:
         if isinstance(guess, list) and len(guess) == 2
     ]
     before, after = escape(str(sample.get("before") or "")), escape(str(sample.get("after") or ""))
-    return (
-        f'<tr><th scope="row">{before} <b>[MASK]</b> {after}</th><td>{escape(word)}</td>'
-        f"<td>{'<br>'.join(answers) or '—'}</td></tr>"
-    )
+    return f"{before} <b>[MASK]</b> {after}", escape(word), "<br>".join(answers) or "—"
 
 
 def _marked(guess: str, word: str) -> str:
@@ -169,11 +166,8 @@ def settings_section(run: RunRecord) -> str:
 
 
 def _table(values: dict[str, Any]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_shown(str(name), value))}</td></tr>'
-        for name, value in values.items()
-    )
-    return f'<div class="scroll"><table class="facts"><tbody>{rows}</tbody></table></div>' if rows else ""
+    rows = [(escape(str(name)), escape(_shown(str(name), value))) for name, value in values.items()]
+    return table((), rows, kind="facts") if rows else ""
 
 
 def _shown(name: str, value: Any) -> str:
@@ -198,21 +192,12 @@ def tasks_section(run: RunRecord) -> str:
     """Return the section; empty for a run that was not evaluated."""
     if not run.tasks:
         return ""
-    head = "".join(f'<th scope="col">{name}</th>' for name in HEADS)
-    rows = "".join(_row(score) for score in run.tasks)
+    rows = ([escape(cell) or "—" for cell in score.cells] for score in run.tasks)
     return (
         '<section id="tasks"><h2>Tasks</h2><div class="card">'
-        "<p>Scores of the exported model, medians over the seeds. Not pretrained is the same encoder with weights "
-        "drawn at random and trained on the task in the same way; trivial is the best answer that needs no input. A "
-        "score means something where it is above both by more than the seeds differ.</p>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></div></section>'
+        f"<p>Scores of the exported model, medians over the seeds. {ABOUT_SCORES} A score means something where it is "
+        f"above both by more than the seeds differ.</p>{table(HEADS, rows)}</div></section>"
     )
-
-
-def _row(score: TaskScore) -> str:
-    name, *cells = score.cells
-    others = "".join(f"<td>{escape(cell) or '—'}</td>" for cell in cells)
-    return f'<tr><th scope="row">{escape(name)}</th>{others}</tr>'
 
 
 # Put the sections together, with page.css and page.js inside.

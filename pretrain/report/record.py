@@ -24,17 +24,8 @@ from pretrain.run.folder import (
     shown_table,
     why_not_saved,
 )
-from pretrain.run.metrics import (
-    HELD_OUT,
-    Finding,
-    Kind,
-    Losses,
-    findings,
-    headline_of,
-    is_shown,
-    leading_kind,
-    with_majority,
-)
+from pretrain.run.learning import Finding, Learning, learning_of
+from pretrain.run.metrics import HELD_OUT, Prediction, headline_of, leading_prediction
 from pretrain.run.metrics_log import (
     EVAL,
     METRICS,
@@ -76,8 +67,7 @@ class RunRecord:
     history: list[Attempt]  # records of each attempt
     checkpoints: list[SavedCheckpoint]
     complaints: list[str]  # files that could not be read, in words
-    ends: tuple[float, float] | None = None  # the first loss and the newest
-    top_token: str | None = None  # the model's most frequent answer on held-out text
+    learning: Learning  # the newest metrics, and problems with what it has learnt
     samples: dict[str, Any] = field(default_factory=dict)  # blanks that an export filled
     tasks: list[TaskScore] = field(default_factory=list)  # what the exported model scored
 
@@ -109,29 +99,25 @@ class RunRecord:
         return headline_of(self.summary)
 
     @property
-    def kind(self) -> Kind:
-        """The kind of prediction in that metric."""
-        return leading_kind(self.headline)
+    def prediction(self) -> Prediction:
+        """What that metric predicts."""
+        return leading_prediction(self.headline)
+
+    @property
+    def baselines(self) -> dict[str, Any]:
+        """The newest metrics by key, those of an evaluation at step 0 included."""
+        return self.learning.figures
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The newest figures by name, without held-out ones of an evaluation at step 0, and the baselines."""
-        logged = self.summary.keys() | self.train.keys() | self.held_out.keys()
-        names = {name for name in logged if is_shown(name, self.headline)}
-        untrained = all(points.steps[-1] == 0 for points in self.held_out.values()) and bool(self.held_out)
-        found = {
-            name: value
-            for name in sorted(names)
-            if not (untrained and name.startswith(HELD_OUT)) and (value := self.final(name)) is not None
-        }
-        data = self.summary.get("data")
-        figures = with_majority(found, data.get("held_out") if isinstance(data, dict) else None)
-        return {**figures, f"{HELD_OUT}{self.kind.name}_top_token": self.top_token}
+        """The newest metrics by key, without held-out ones of an evaluation at step 0."""
+        newest = self.learning.figures
+        return {k: v for k, v in newest.items() if not (self.learning.untrained and k.startswith(HELD_OUT))}
 
     @property
     def findings(self) -> list[Finding]:
         """Problems with what it has learnt."""
-        return findings(self.figures, self.ends, self.headline)
+        return self.learning.findings
 
     @property
     def lost(self) -> list[Attempt]:
@@ -182,9 +168,6 @@ def read_run(folder: Path) -> RunRecord:
     lines = [line for line in logged if line.get("kind") != TRUST]
     evaluations = [line for line in lines if line.get("kind") == EVAL]
     probes = [line for line in lines if line.get("kind") == PROBE]
-    losses = Losses()
-    for line in lines:
-        losses.add(line)
     about = shown_table(folder / RUN, complaints)
     refuse_other_format(about, folder)
     summary = read(folder / SUMMARY, read_json, {}, complaints)
@@ -206,17 +189,10 @@ def read_run(folder: Path) -> RunRecord:
         history=read_attempts(folder),
         checkpoints=read_checkpoints(folder),
         complaints=complaints,
-        ends=losses.ends,
-        top_token=_top_token(evaluations),
+        learning=learning_of(summary, lines),
         samples=table(folder / SAMPLES),
         tasks=read_task_scores(folder),
     )
-
-
-def _top_token(evaluations: list[dict[str, Any]]) -> str | None:
-    newest = evaluations[-1] if evaluations else {}
-    token = next((value for name, value in newest.items() if name.endswith("_top_token")), None)
-    return token if isinstance(token, str) else None
 
 
 def _trust(lines: list[dict[str, Any]]) -> dict[str, Points]:

@@ -3,7 +3,7 @@
 from html import escape
 from typing import Any
 
-from pretrain.report.charts import middle, text
+from pretrain.report.charts import drawing, labels, middle, numbers, table, text
 from pretrain.report.record import RunRecord
 from pretrain.run.files import number
 
@@ -70,20 +70,6 @@ def splits_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: parts[name] for name in order} | ({"other": rest} if rest else {})
 
 
-def label_shares(run: RunRecord, split: str) -> list[float]:
-    """Return the share of each label among a split's pairs (else of the first part that counts them): labels are rarely
-    balanced, and a score means little without them. Empty if nothing counts them."""
-    data = run.summary.get("data")
-    parts = splits_of(data) if isinstance(data, dict) else {}
-    for part in [parts.get(split, {}), *parts.values()]:
-        labels = part.get("pair_labels")
-        counts = [number(count) for count in labels.values()] if isinstance(labels, dict) else []
-        known = [count for count in counts if count is not None]
-        if len(known) == len(counts) and sum(known) > 0:
-            return [count / sum(known) for count in known]
-    return []
-
-
 def _labels(part: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the number of examples of each label and of those without one, and their names."""
     labels = part.get("pair_labels")
@@ -113,21 +99,18 @@ def _counts(splits: dict[str, dict[str, Any]]) -> str:
         if all(value == 0 and not isinstance(value, bool) for value in values):
             none.append(_words(name))
             continue
-        cells = "".join(f"<td>{escape(_value(value))}</td>" for value in values)
-        rows.append(f'<tr><th scope="row">{escape(_words(name))}</th>{cells}</tr>')
+        rows.append([escape(_words(name)), *(escape(_value(value)) for value in values)])
     rows += _rates(splits)
-    head = "".join(f'<th scope="col">{escape(_words(name))}</th>' for name in splits)
-    head = f"<thead><tr><td></td>{head}</tr></thead>" if len(splits) > 1 else ""
+    head = ["", *map(_words, splits)] if len(splits) > 1 else []
     absent = f'<p class="aside">None of: {escape(", ".join(none))}.</p>' if none else ""
-    table = f"<table>{head}<tbody>{''.join(rows)}</tbody></table>" if rows else ""
-    return f'<div class="scroll">{table}</div>{absent}'
+    return (table(head, rows) if rows else "") + absent
 
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _rates(splits: dict[str, dict[str, Any]]) -> list[str]:
+def _rates(splits: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Return the shares computed from the counts."""
     rows = []
     for label, part_of, whole in (
@@ -139,11 +122,10 @@ def _rates(splits: dict[str, dict[str, Any]]) -> list[str]:
         pairs = [(number(part.get(part_of)), number(part.get(whole))) for part in splits.values()]
         if any(above is not None and below for above, below in pairs):
             share = label.startswith("share")
-            cells = "".join(
-                f"<td>{text(above / below, share) if above is not None and below else ''}</td>"
-                for above, below in pairs
+            cells = (
+                text(above / below, share) if above is not None and below else "" for above, below in pairs
             )
-            rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
+            rows.append([label, *cells])
     return rows
 
 
@@ -187,26 +169,15 @@ def _lengths(part: dict[str, Any], longest: float | None) -> str:
         f'y="{1000 - 1000 * count / highest:.1f}" height="{1000 * count / highest:.1f}"/>'
         for i, count in enumerate(counts)
     )
-    ends = [0, len(counts) // 2, len(counts)]
-    labels = "".join(
-        f'<span style="left:{100 * i / len(counts):.1f}%">{text(i * width)}</span>' for i in ends
-    )
+    ends = [(i / len(counts), text(i * width)) for i in (0, len(counts) // 2, len(counts))]
     top = max(range(len(counts)), key=counts.__getitem__)
-    total = sum(counts)
     most = (
-        f"{text(counts[top] / total, share=True)} of the examples have {text(top * width)} to "
+        f"{text(counts[top] / sum(counts), share=True)} of the examples have {text(top * width)} to "
         f"{text((top + 1) * width)} tokens."
     )
-    rows = "".join(
-        f'<tr><th scope="row">up to {text((i + 1) * width)}</th><td>{text(count)}</td></tr>'
-        for i, count in enumerate(counts)
-    )
+    rows = [(f"up to {text((i + 1) * width)}", text(count)) for i, count in enumerate(counts)]
+    picture = drawing("lengths", "Lengths of the examples", most, f'<g class="bars">{bars}</g>')
     return (
-        f"<h3>Lengths of the examples, in tokens</h3><div class='plot low'>"
-        f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img" aria-labelledby="lengths-t lengths-d">'
-        f'<title id="lengths-t">Lengths of the examples</title><desc id="lengths-d">{most}</desc>'
-        f'<g class="bars">{bars}</g></svg><div class="columns" aria-hidden="true">{labels}</div></div>'
-        f"<p>{most}</p><details><summary>Numbers</summary><div class='scroll'><table><thead><tr>"
-        f'<th scope="col">tokens</th><th scope="col">examples</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></details>"
+        f'<h3>Lengths of the examples, in tokens</h3><div class="plot low">{picture}{labels("left", ends, "columns")}'
+        f"</div><p>{most}</p>{numbers(['tokens', 'examples'], rows)}"
     )

@@ -36,8 +36,19 @@ from pretrain.run.folder import (
     why_not_saved,
 )
 from pretrain.run.human import duration
-from pretrain.run.metrics import HEADLINE, HELD_OUT, headline_of, leading, leading_kind, learning_of, sum_of
-from pretrain.run.metrics_log import METRICS, PROBE, Uploaded, probe_words
+from pretrain.run.learning import learning_of
+from pretrain.run.metrics import (
+    HEADLINE,
+    HELD_OUT,
+    headline_of,
+    leading,
+    leading_prediction,
+    metric,
+    nats,
+    sum_of,
+)
+from pretrain.run.metrics_log import METRICS, PROBE, Uploaded
+from pretrain.run.task_scores import probe_words
 from pretrain.run.time_budget import SHARE, phase_at, phases_in, seconds_left
 
 # Judge whether a run is starting, running, stalled, stopped, finished, crashed or requeued.
@@ -60,6 +71,8 @@ SUBMITTED = "logs/slurm.json"
 """File in a run folder with the jobs that `maskmill slurm` submitted for it."""
 TAIL = 1 << 18
 """Bytes read at the end of metrics.jsonl, and of each log."""
+HEAD = 1 << 16
+"""Bytes at the beginning of metrics.jsonl that are read for the first loss."""
 STEPS_OF_SILENCE, LEAST_SILENCE = 20, 120.0
 """A training run is stalled if it writes nothing for this many of its usual steps, and for this many seconds."""
 MOMENT = 30.0
@@ -308,8 +321,8 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     lines = list(tables(text_of(folder / METRICS, TAIL)))
     _figures(status, summary, lines, heartbeat)
     status.headline = headline_of(summary)
-    status.figures, found = learning_of(folder / METRICS, summary, lines)
-    status.findings = [str(finding) for finding in found]
+    learning = learning_of(summary, lines, tables(text_of(folder / METRICS, first=HEAD)))
+    status.figures, status.findings = learning.figures, [str(finding) for finding in learning.findings]
     _checkpoint(status, now)
     status.save_error = why_not_saved(folder)
     events = read_events(folder)
@@ -490,7 +503,7 @@ def exported_model(status: Status) -> Path | None:
 
 def _leads(status: Status) -> str:
     """Return where the headline figures are predicted; `learnt` if that is not stated, or if there are none."""
-    at = leading_kind(status.headline).at
+    at = leading_prediction(status.headline).at
     known = any(f"{prefix}{status.headline}" in status.figures for prefix in ("", HELD_OUT))
     return at if at and known else "learnt"
 
@@ -506,16 +519,16 @@ def _scores(status: Status) -> str:
 
 def _losses(status: Status) -> str:
     """Return the total loss, named by its terms."""
-    parts = [f"{status.loss:.3f} in training" if status.loss is not None else ""]
+    parts = [f"{nats(status.loss)} in training" if status.loss is not None else ""]
     if status.held_out_loss is not None:
-        parts.append(f"{status.held_out_loss:.3f} held out")
+        parts.append(f"{nats(status.held_out_loss)} held out")
     words = ", ".join(part for part in parts if part)
     what = sum_of(status.figures)
     return f"{words} ({what})" if words and what != "total" else words
 
 
 def _speed(status: Status) -> str:
-    parts = [f"{status.tokens_per_s:,.0f} tokens/s" if status.tokens_per_s is not None else ""]
+    parts = [metric("tokens_per_s").worded(status.tokens_per_s)]
     if status.step_seconds is not None:
         parts.append(f"{status.step_seconds:,.3g} s a step")
     return ", ".join(part for part in parts if part)

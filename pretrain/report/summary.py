@@ -12,21 +12,20 @@ from data_pipeline.errors import redact
 from pretrain.report.charts import text
 from pretrain.report.history import last_sign
 from pretrain.report.record import Points, RunRecord
-from pretrain.report.statistics import label_shares, splits_of
+from pretrain.report.statistics import splits_of
 from pretrain.run.files import number
 from pretrain.run.folder import HANG
 from pretrain.run.human import duration
+from pretrain.run.learning import PLATEAU, RISEN, caveat_of, verdict
 from pretrain.run.metrics import (
     HELD_OUT,
-    PLATEAU,
-    RISEN,
-    Kind,
-    guess,
-    kinds_in,
+    Prediction,
+    Score,
+    known_scores,
     label_title,
-    leads_alone,
-    perplexity,
-    said,
+    metric,
+    predictions_in,
+    score_of,
     title_of,
 )
 from pretrain.run.time_budget import SHARE, phase_at, phases_in, seconds_left
@@ -108,11 +107,13 @@ def _ends(run: RunRecord) -> list[Advice]:
 
 def _broken(run: RunRecord) -> list[Advice]:
     losses = [
-        f"{kind.name}_loss" for kind in (run.kind, *kinds_in(run.train)) if kind == run.kind or not kind.part
+        f"{of.name}_loss"
+        for of in (run.prediction, *predictions_in(run.train))
+        if of == run.prediction or not of.is_part
     ]
-    trained = {"loss": "the loss", **{name: f"the {said(name)}" for name in losses}}
-    held_out = {f"{HELD_OUT}{name}": f"the held-out {said(name)}" for name in (*losses, "loss")}
-    found = _not_finite(run.train, {**trained, "grad_norm": "the gradient norm"}, "log lines")
+    trained = {"loss": "the loss", **{key: f"the {metric(key).label}" for key in losses}}
+    held_out = {f"{HELD_OUT}{key}": f"the held-out {metric(key).label}" for key in (*losses, "loss")}
+    found = _not_finite(run.train, {**trained, "grad_norm": f"the {metric('grad_norm').label}"}, "log lines")
     return [*found, *_not_finite(run.held_out, held_out, "evaluations")]
 
 
@@ -165,7 +166,7 @@ def _learning(run: RunRecord) -> list[Advice]:
         )
         for finding in run.findings
     ]
-    held_out = run.held_out.get(f"{HELD_OUT}{run.kind.name}_loss", run.held_out.get(f"{HELD_OUT}loss"))
+    held_out = run.held_out.get(f"{HELD_OUT}{run.prediction.name}_loss", run.held_out.get(f"{HELD_OUT}loss"))
     if held_out is not None and (rise := _risen(held_out)):
         found.append(
             Advice(
@@ -224,22 +225,14 @@ def _files(run: RunRecord) -> list[Advice]:
     return found
 
 
-# Show a run's learning figures as tiles, each beside its baseline.
+# Show what a run has learnt as tiles, each score with its baseline.
 
 
 def learning_tiles(run: RunRecord) -> list[str]:
-    """Return tiles of the headline's held-out loss, accuracy and, for words, perplexity; training figures if nothing
-    was held out."""
-    kind, figures = run.kind, run.figures
-    if number(figures.get(f"{HELD_OUT}{kind.name}_loss")) is not None:
-        tiles = _other_tiles(run) if leads_alone(run.headline) else []
-        tiles += [_loss_tile(run), _accuracy_tile(run)]
-        return [*tiles, _perplexity_tile(run)] if kind.words else tiles
-    trained = number(figures.get(f"{kind.name}_loss"))
-    if trained is not None and number(figures.get(f"{HELD_OUT}{run.headline}")) is None:
-        about = _in_training(run, f"{kind.name}_loss") + _kinds(run, "")
-        return [tile(title_of(kind.said("loss")), text(trained), "nats", about)]
-    return _other_tiles(run)
+    """Return a tile for each known score of the headline's prediction on held-out text; else one for what says most."""
+    prefix, scores = known_scores(run.figures, run.headline)
+    where = "" if prefix else _in_training(run, scores[0].metric.key) if scores else ""
+    return [_score_tile(run, score, prefix, where) for score in scores]
 
 
 def tile(name: str, value: str, unit: str, about: str, picture: str = "", wide: bool = False) -> str:
@@ -251,82 +244,46 @@ def tile(name: str, value: str, unit: str, about: str, picture: str = "", wide: 
     )
 
 
-def _loss_tile(run: RunRecord) -> str:
-    kind = run.kind
-    title = f"Held-out {kind.said('loss')}"
-    loss, unigram = (
-        number(run.figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
-    )
-    assert loss is not None
-    if unigram is None:
-        return tile(title, f"{loss:.3f}", "nats", "Lower is better." + _kinds(run, HELD_OUT), wide=True)
-    side = "below" if loss < unigram else "above"
-    about = f"{abs(unigram - loss):.2f} nats {side} what word frequencies alone give ({text(unigram)})."
-    about += _kinds(run, HELD_OUT)
-    scale = max(loss, unigram) or 1.0
-    bars = "".join(
-        f'<div class="bar"><span>{name}</span><i class="{kind}" style="width:{max(0.0, 60 * value / scale):.1f}%"></i>'
-        f"<b>{value:.2f}</b></div>"
-        for name, kind, value in (("this model", "b2", loss), ("unigram", "b0", unigram))
-    )
-    return tile(title, f"{loss:.3f}", "nats", about, bars, wide=True)
+def _score_tile(run: RunRecord, score: Score, prefix: str, where: str = "") -> str:
+    """Return the tile of a score; the loss of the headline's prediction is a wide one, with bars."""
+    known = score.metric
+    name = f"Held-out {known.label}" if prefix else f"{title_of(known.label)} in training"
+    sentences = [where or known.about, score.sentence or caveat_of(score, run.headline)]
+    is_main = known.measure == "loss" and known.prediction == run.prediction
+    if is_main:
+        sentences.append(_visible_words(run, prefix))
+    bars = ""
+    if is_main and known.baseline and score.reference is not None:
+        scale = max(score.value, score.reference) or 1.0
+        bars = "".join(
+            f'<div class="bar"><span>{name}</span><i class="{colour}" '
+            f'style="width:{max(0.0, 60 * value / scale):.1f}%"></i><b>{value:.2f}</b></div>'
+            for name, colour, value in (
+                ("this model", "b2", score.value),
+                (known.baseline.label, "b0", score.reference),
+            )
+        )
+    about = " ".join(sentence for sentence in sentences if sentence)
+    return tile(name, score.text, known.unit, about, bars, wide=bool(prefix) and is_main)
 
 
-def _accuracy_tile(run: RunRecord) -> str:
-    kind = run.kind
-    accuracy, most = (
-        number(run.figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("accuracy", "majority")
-    )
-    if accuracy is None:
-        return ""
-    about = "First guess right." if kind.words else "Share judged right."
-    if most is not None:
-        answer = "the most frequent token" if kind.words else "the commonest answer"
-        about += f" Always {answer} would get {text(most, share=True)}."
-    return tile(f"Held-out {kind.said('accuracy')}", text(accuracy, share=True), "", about)
-
-
-def _perplexity_tile(run: RunRecord) -> str:
-    kind = run.kind
-    loss, unigram = (
-        number(run.figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
-    )
-    about = "Among so many equally likely words it chooses."
-    if unigram is not None:
-        about += f" By word frequencies alone: {perplexity(unigram)}."
-    return tile(f"Held-out {kind.said('perplexity')}", perplexity(loss), "", about)
-
-
-def _kinds(run: RunRecord, prefix: str) -> str:
+def _visible_words(run: RunRecord, prefix: str) -> str:
     """Describe the accuracy at visible words in a sentence; empty if unknown."""
-    kept, random = (number(run.figures.get(f"{prefix}{kind}_accuracy")) for kind in ("kept", "random"))
+    kept, random = (score_of(f"{name}_accuracy", run.figures, prefix) for name in ("kept", "random"))
     if kept is None:
         return ""
-    words = f" Apart from this: {text(kept, share=True)} right at words that are kept, which takes no more than copying"
-    return f"{words}{'' if random is None else f', {text(random, share=True)} where a random word is shown'}."
+    words = f"Apart from this: {kept.text} right at words that are kept, which takes no more than copying"
+    return f"{words}{f', {random.text} where a random word is shown' if random else ''}."
 
 
-def _other_tiles(run: RunRecord) -> list[str]:
-    """Return tiles for an objective with another headline, or a run without headline figures, without a judgement."""
-    terms = [kind for kind in kinds_in(run.figures) if not kind.part and not kind.labels]
-    for name, caveat in [(run.headline, ""), *((f"{kind.name}_loss", kind.caveat) for kind in terms)]:
-        for key, where in ((f"{HELD_OUT}{name}", "On held-out text."), (name, _in_training(run, name))):
-            if (value := number(run.figures.get(key))) is not None:
-                unit = "nats" if name.endswith("_loss") else ""
-                chance = guess(name)
-                shown = text(value, share=name.endswith("accuracy"))
-                return [tile(title_of(said(name)), shown, unit, f"{where} {chance or caveat}".strip())]
-    return []
-
-
-def _in_training(run: RunRecord, name: str) -> str:
-    """Return why a figure is from training."""
-    held_out = run.held_out.get(f"{HELD_OUT}{name}")
+def _in_training(run: RunRecord, key: str) -> str:
+    """Return why a score is from training."""
+    held_out = run.held_out.get(f"{HELD_OUT}{key}")
     if held_out is None:
-        return "In training; this run was not evaluated on held-out text."
+        return "This run was not evaluated on held-out text."
     if math.isfinite(held_out.values[-1]):
-        return "In training; on held-out text only the untrained model was evaluated yet."
-    return "In training; on held-out text the newest was no number."
+        return "On held-out text only the untrained model was evaluated yet."
+    return "On held-out text the newest was no number."
 
 
 # Show title and status, the result in words, and a tile for every important number.
@@ -344,48 +301,14 @@ STATUS = {
 def headline(run: RunRecord, advice: str) -> str:
     """Return title, status, the result in words, advice, and a tile for every important number."""
     kind, status = STATUS.get(run.status, ("fair", run.status))
+    words = verdict(run.figures, run.headline, run.findings) or (
+        "" if run.ended else "No step is logged yet."
+    )
     return (
         f'<header><p class="status {kind}">{escape(status)}</p><h1>{escape(run.name)}</h1>'
-        f'<p class="lead"><strong>{escape(verdict(run))}</strong> {escape(_sentence(run))}</p></header>{advice}'
+        f'<p class="lead"><strong>{escape(words)}</strong> {escape(_sentence(run))}</p></header>{advice}'
         f'<section aria-label="Results"><div class="tiles">{"".join(_tiles(run))}</div></section>'
     )
-
-
-def verdict(run: RunRecord) -> str:
-    """Describe in a sentence how well the run did, or is doing so far."""
-    kind, figures = run.kind, run.figures
-    loss, unigram = (
-        number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
-    )
-    if loss is None or not kind.words:
-        return _verdict_without_words(run, figures)
-    words = f"{title_of(kind.at)} in text it has not seen, its loss is {text(loss)} nats, "
-    words += f"a perplexity of {perplexity(loss)}"
-    if unigram is None:
-        return f"{words}."
-    beside = f"word frequencies alone give {text(unigram)}, a perplexity of {perplexity(unigram)}"
-    if any(finding.kind == PLATEAU for finding in run.findings):
-        return f"No context has been learnt yet. {words}; {beside}."
-    fewer = math.exp(min(unigram - loss, 50.0))
-    return f"{words}; {beside}, {fewer:.2f} times as unsure."
-
-
-def _verdict_without_words(run: RunRecord, figures: dict[str, Any]) -> str:
-    """Describe the same for an objective with another headline, or a run that is not yet evaluated."""
-    terms = [kind for kind in kinds_in(figures) if not kind.part and not kind.labels]
-    for name, caveat in [
-        (run.headline, ""),
-        *((f"{kind.name}_loss", kind.caveat) for kind in terms),
-        ("loss", ""),
-    ]:
-        is_share, unit = name.endswith("accuracy"), " nats" if name.endswith("_loss") else ""
-        for key, words in (
-            (f"{HELD_OUT}{name}", f"On text it has not seen, its {said(name)} is {{}}{unit}."),
-            (name, f"The {said(name)} in training is {{}}{unit}."),
-        ):
-            if (value := number(figures.get(key))) is not None:
-                return f"{words.format(text(value, share=is_share))} {guess(name) or caveat}".strip()
-    return "No step is logged yet." if not run.ended else ""
 
 
 def moment(value: Any) -> datetime | None:
@@ -439,15 +362,12 @@ def _steps(run: RunRecord) -> float | None:
 
 
 def _tiles(run: RunRecord) -> list[str]:
-    pairs = [kind for kind in kinds_in(run.figures) if kind.labels and kind != run.kind]
-    tiles = [*learning_tiles(run), *(_pair_tile(run, kind) for kind in pairs)]
+    pairs = [of for of in predictions_in(run.figures) if of.labels and of != run.prediction]
+    tiles = [*learning_tiles(run), *(_pair_tile(run, task) for task in pairs)]
     speed = run.final("tokens_per_s")
     if speed is not None:
-        examples = run.final("examples_per_s")
-        share = run.final("mfu")
-        parts = [f"{text(examples)} examples/s" if examples is not None else ""]
-        parts.append(f"{text(share, share=True)} of the peak" if share else "")
-        tiles.append(tile("Throughput", text(speed), "tokens/s", ", ".join(part for part in parts if part)))
+        others = [metric(key).worded(run.final(key)) for key in ("examples_per_s", "mfu")]
+        tiles.append(tile("Throughput", text(speed), "tokens/s", ", ".join(part for part in others if part)))
     if elapsed(run) is not None:
         started = moment(run.summary.get("started"))
         about = f"Started {started:%Y-%m-%d %H:%M}{_zone(started)}." if started else ""
@@ -491,23 +411,16 @@ def _left(run: RunRecord) -> float | None:
     return seconds_left(int(steps[-1]), a_step, phases, newest=run.summary) or None
 
 
-def _pair_tile(run: RunRecord, kind: Kind) -> str:
-    prefix, split, title = f"{HELD_OUT}{kind.name}_accuracy", "held_out", f"Held-out {kind.said('accuracy')}"
-    if run.final(prefix) is None:
-        prefix, split = f"{kind.name}_accuracy", "train"
-        title = f"{title_of(kind.said('accuracy'))} in training"
-    accuracy = run.final(prefix)
-    if accuracy is None:
+def _pair_tile(run: RunRecord, task: Prediction) -> str:
+    prefix = HELD_OUT if run.figures.get(f"{HELD_OUT}{task.name}_accuracy") is not None else ""
+    score = score_of(f"{task.name}_accuracy", run.figures, prefix)
+    if score is None:
         return ""
-    logged = number(run.figures.get(f"{HELD_OUT}{kind.name}_majority")) if split == "held_out" else None
-    shares = label_shares(run, split)
-    always = logged if logged is not None else max(shares) if shares else 0.5
-    about = f"One answer for all pairs would get {text(always, share=True)}."
-    by_label = {label: run.final(f"{prefix}_{label}") for label in kind.labels}
-    if None not in by_label.values():
-        told = ", ".join(f"{label_title(label)} {text(of, share=True)}" for label, of in by_label.items())
-        about = f"{told}. {about}"
-    return tile(title, text(accuracy, share=True), "", about)
+    by_label = [
+        (label, score_of(f"{score.metric.key}_{label}", run.figures, prefix)) for label in task.labels
+    ]
+    told = ", ".join(f"{label_title(label)} {of_label.text}" for label, of_label in by_label if of_label)
+    return _score_tile(run, score, prefix, f"{told}." if all(of_label for _, of_label in by_label) else "")
 
 
 def _data_tile(run: RunRecord) -> str:

@@ -122,13 +122,13 @@ class SavedCheckpoint(NamedTuple):
     """Settings under which a resumed run is bit-exact."""
 
 
-def text_of(path: Path, last: int | None = None) -> str:
-    """Read the text in `path`, or only its `last` bytes; empty if it cannot be read."""
+def text_of(path: Path, last: int | None = None, first: int = -1) -> str:
+    """Read the text in `path`, or only its `last` or its `first` bytes; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             if last is not None:
                 file.seek(max(0, file.seek(0, 2) - last))
-            return file.read().decode(errors="replace")
+            return file.read(first).decode(errors="replace")
     except OSError:
         return ""
 

@@ -1,36 +1,56 @@
-"""Describe the metrics of a run: their names, the baseline of a model without context, and whether the run learns.
+"""Name, format and word the metrics of a run, each with its baseline: every view takes them from here.
 
-A figure's name says what is predicted (its kind), what is measured, and of pairs with which label: mask_loss,
-nsp_accuracy, nsp_accuracy_is_next. Which figures a run has is in its own files, and which of them leads in
-`Objective.headline`, which its summary.json keeps. A kind that KINDS does not know gets its words from its name.
+A key of metrics.jsonl says what is predicted, how that is measured, and of pairs at which label: mask_loss,
+nsp_accuracy, nsp_accuracy_is_next; with `held_out_` in front it is of held-out text. PREDICTIONS and MEASURES word
+these keys, METRICS the others, such as the learning rate, and CHARTS says what is drawn over the steps, by report.html
+and by W&B. A key that no table has is shown by its name.
 
-Only the baselines that are counted from arrays need numpy, and nothing needs torch: neither is imported with this
-module.
+To add a metric: log it where it is computed, and add its row here.
+
+Neither numpy nor torch is needed: light commands import this module.
 """
 
 import math
 import re
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from data_pipeline.sequences.registry import NEXT_SENTENCE, SENTENCE_ORDER
-from pretrain.run.files import number, tables
+from pretrain.run.files import number
 
 HELD_OUT = "held_out_"
 HEADLINE = "mask_loss"
 """Main metric of a run whose files name none."""
-LONGEST_NAME = 80
-_NAME = re.compile(
-    r"([a-z][a-z0-9]*(?:_[a-z0-9]+)*?)"
-    r"_(unigram_loss|top_share|top_token|loss|accuracy|perplexity|majority|auc)(?:_([a-z0-9_]+))?"
-)
+
+# Format a value.
 
 
-class Kind(NamedTuple):
-    """What is predicted: the first part of its figures' names."""
+def nats(value: float) -> str:
+    """Format a loss, or a score between 0 and 1."""
+    return f"{value:.3f}"
+
+
+def percent(value: float) -> str:
+    """Format a fraction."""
+    return f"{value:.1%}"
+
+
+def perplexity(loss: float) -> str:
+    """Format exp(loss), the number of equally likely words the model chooses among."""
+    among = math.exp(min(loss, 50.0))
+    return f"{among:.1f}" if among < 100 else f"{among:,.0f}" if among < 1e6 else f"{among:.2g}"
+
+
+def count(value: float) -> str:
+    """Format a count, or a rate of counts."""
+    return f"{value:,.0f}"
+
+
+# What is predicted, and how it is measured.
+
+
+class Prediction(NamedTuple):
+    """What is predicted: the first part of the keys of its metrics."""
 
     name: str
     at: str = ""
@@ -38,19 +58,19 @@ class Kind(NamedTuple):
     title: str = ""
     """That what, for people; empty: the name."""
     short: str = ""
-    """The same in a line with little room."""
+    """The same in a line with little space."""
     tag: str = ""
-    """In front of its figures in a line, and of `positions`."""
+    """In front of its metrics in a line, and of `positions`."""
     words: bool = False
     """Entries of the vocabulary are predicted: perplexity and word frequencies mean something."""
     labels: tuple[str, ...] = ()
     """Of a pair task."""
-    beside: str = ""
-    """What it is called where it is shown beside what leads; empty: the title."""
+    secondary: str = ""
+    """Its name where another prediction leads; empty: the title."""
     caveat: str = ""
-    """Why its figures alone do not show that anything was learnt."""
-    part: bool = False
-    """Its loss is a part of another kind's, not a term of its own."""
+    """Why its metrics alone do not show that anything was learnt."""
+    is_part: bool = False
+    """Its loss is a part of another prediction's, not a term of its own."""
 
     @property
     def subject(self) -> str:
@@ -62,72 +82,207 @@ class Kind(NamedTuple):
         """Short form, for narrow lines and sums of losses."""
         return self.short or self.subject
 
-    def said(self, what: str) -> str:
-        """Describe one of its measures, as `loss at [MASK]` or `next-sentence loss`."""
-        what = "AUC" if what == "auc" else what
-        return f"{what} {self.at}" if self.at else f"{self.subject} {what}"
+    def label(self, measure: str) -> str:
+        """Name one of its measures, as `loss at [MASK]` or `next-sentence loss`."""
+        return f"{measure} {self.at}" if self.at else f"{self.subject} {measure}"
+
+    def short_label(self, measure: str) -> str:
+        """Name it in a line that has named the place already, as `loss` or `NSP loss`."""
+        return measure if self.at else f"{self.abbreviation} {measure}"
 
 
-_KINDS = (
-    Kind("mask", at="at [MASK]", tag="[MASK]", words=True, part=True),
-    Kind("causal", at="at the next token", short="LM", tag="next-token", words=True),
-    Kind("plm", at="at the targets of the permutation", short="PLM", tag="target", words=True),
-    Kind("rtd", title="replaced-token", short="RTD"),
-    Kind("kept", at="where a word is kept", beside="positions that keep their word", part=True),
-    Kind("random", at="where a random word is shown", beside="positions that show a random word", part=True),
-    Kind("mlm", at="over all predicted tokens", short="MLM", beside="all predicted positions, visible words included",
-         caveat="Some of these tokens stay visible; copying them does well and does not show that context was learnt."),
-    Kind("nsp", title="next-sentence", short="NSP", labels=NEXT_SENTENCE.labels),
-    Kind("sop", title="sentence-order", short="SOP", labels=SENTENCE_ORDER.labels),
-    Kind("soft", at="against the teacher's predictions", short="soft targets",
-         caveat="How alike two models are does not say how good either is."),
-    Kind("cos", at="of the direction of hidden states", short="cosine"),
+_PREDICTIONS = (
+    Prediction("mask", at="at [MASK]", tag="[MASK]", words=True, is_part=True),
+    Prediction("causal", at="at the next token", short="LM", tag="next-token", words=True),
+    Prediction("plm", at="at the targets of the permutation", short="PLM", tag="target", words=True),
+    Prediction("rtd", title="replaced-token", short="RTD"),
+    Prediction("kept", at="where a word is kept", secondary="positions that keep their word", is_part=True),
+    Prediction("random", at="where a random word is shown", secondary="positions that show a random word",
+               is_part=True),
+    Prediction("mlm", at="over all predicted tokens", short="MLM",
+               secondary="all predicted positions, visible words included",
+               caveat="Some of these tokens stay visible; copying them does well and does not show that context was "
+               "learnt."),
+    Prediction("nsp", title="next-sentence", short="NSP", labels=NEXT_SENTENCE.labels),
+    Prediction("sop", title="sentence-order", short="SOP", labels=SENTENCE_ORDER.labels),
+    Prediction("soft", at="against the teacher's predictions", short="soft targets",
+               caveat="How alike two models are does not say how good either is."),
+    Prediction("cos", at="of the direction of hidden states", short="cosine"),
 )  # fmt: skip
-KINDS = {kind.name: kind for kind in _KINDS}
-"""Kinds with words of their own, in the order to show them."""
+PREDICTIONS = {one.name: one for one in _PREDICTIONS}
+"""Predictions with words of their own, in the order to show them."""
+
+
+class Measure(NamedTuple):
+    """How a prediction is measured: the second part of a key."""
+
+    name: str
+    text: Callable[[float], str]
+    """Format a value."""
+    about: str = ""
+    """What a value means, in a sentence."""
+    label: str = ""
+    """Empty: the name."""
+    unit: str = ""
+    lower_is_better: bool | None = False
+    """None: no value is better than another."""
+    leads: bool = False
+    """It is shown of the prediction that leads, whatever its headline metric is."""
+    of_words: bool = False
+    """It means something where words are predicted alone."""
+    log: bool = False
+    """It is drawn on a logarithmic axis."""
+    held_out: bool = False
+    """It is measured on held-out text alone."""
+
+
+_MEASURES = (
+    Measure("loss", nats, "Lower is better.", unit="nats", lower_is_better=True, leads=True),
+    Measure("accuracy", percent, "The fraction that is predicted right.", leads=True),
+    Measure("perplexity", perplexity, "Among so many equally likely words it chooses.", lower_is_better=True,
+            leads=True, of_words=True, log=True),
+    Measure("auc", nats, label="AUC"),
+    Measure("top_share", percent, "Near 100% the model gives the same answer everywhere.",
+            "share of the commonest answer", lower_is_better=None, of_words=True, held_out=True),
+)  # fmt: skip
+MEASURES = {one.name: one for one in _MEASURES}
+"""In the order to show them."""
+_OF_BASELINES = ("unigram_loss", "majority", "top_token")
+"""Keys behind what is predicted that other metrics are compared with, or words."""
+_KEY = re.compile(
+    r"([a-z][a-z0-9]*(?:_[a-z0-9]+)*?)"
+    rf"_({'|'.join(sorted((*MEASURES, *_OF_BASELINES), key=len, reverse=True))})(?:_([a-z0-9_]+))?"
+)
+LONGEST_KEY = 80
+
+# What a value is compared with: what a model without any context scores.
+
+
+class Baseline(NamedTuple):
+    """What a model without any context scores in a metric."""
+
+    key: str
+    """In metrics.jsonl, behind `held_out_`; empty: the same for any text."""
+    label: str
+    """In a line, in front of its value."""
+    title: str
+    """In a chart."""
+    sentence: str
+    """With {} for its value."""
+    value: Callable[[float], float] = float
+    """From that of the key."""
+
+    def of(self, figures: Mapping[str, Any]) -> float | None:
+        """Return its value among the figures of a run; None if it is unknown."""
+        known = number(figures.get(f"{HELD_OUT}{self.key}")) if self.key else 0.5
+        return None if known is None else self.value(known)
+
+
+GUESS = Baseline("", "a guess", "a guess", "A guess has {}.")
+
+
+def _unigram_loss(name: str) -> Baseline:
+    title = "word frequencies alone"
+    return Baseline(f"{name}_unigram_loss", "unigram", title, f"{title_of(title)} give {{}}.")
+
+
+def _majority(name: str, answer: str) -> Baseline:
+    return Baseline(f"{name}_majority", answer, answer, f"Always the {answer} would get {{}}.")
+
+
+def _label_entropy(majority: float) -> float:
+    """Compute the entropy of two labels in nats, from the frequency of the commoner one."""
+    return -sum(part * math.log(part) for part in (majority, 1 - majority) if part > 0)
+
+
+# The metrics by their keys.
 
 
 class Metric(NamedTuple):
-    """A figure by the parts of its name."""
+    """A metric that a run logs."""
 
-    kind: Kind
-    what: str
-    """loss, accuracy, perplexity, auc; unigram_loss, majority, top_share, top_token: what a loss is held against."""
-    label: str = ""
+    key: str
+    """In metrics.jsonl, without `held_out_`."""
+    label: str
+    """Its name for people."""
+    text: Callable[[float], str] = nats
+    """Format a value."""
+    words: str = "{}"
+    """How a value reads in a line of the terminal."""
+    row: str = ""
+    """Row of the live panel; empty: it is in none."""
+    unit: str = ""
+    about: str = ""
+    lower_is_better: bool | None = None
+    """None: no value is better than another."""
+    prediction: Prediction | None = None
+    measure: str = ""
+    pair_label: str = ""
     """The pair label that it is of; empty: all."""
 
     @property
-    def said(self) -> str:
-        """Its words, as `loss at [MASK]`."""
-        return self.kind.said(self.what)
+    def baseline(self) -> Baseline | None:
+        """What its value is compared with on held-out text; None if with nothing."""
+        of = self.prediction
+        if self.measure == "auc":
+            return GUESS
+        if of is None or self.pair_label:
+            return None
+        if self.measure == "accuracy":
+            answer = (
+                "most frequent token" if of.words else "commoner label" if of.labels else "commonest answer"
+            )
+            return _majority(of.name, answer)
+        if self.measure in ("loss", "perplexity") and of.words:
+            return _unigram_loss(of.name)
+        if self.measure == "loss" and len(of.labels) == 2:
+            title = "label frequencies alone"
+            sentence = f"{title_of(title)} give {{}}."
+            return Baseline(f"{of.name}_majority", "label frequencies", title, sentence, _label_entropy)
+        return None
 
-    @property
-    def baseline(self) -> str:
-        """Name of the context-free baseline, without `held_out_`; empty if there is none."""
-        if self.what == "accuracy" and not self.label:
-            return f"{self.kind.name}_majority"
-        return (
-            f"{self.kind.name}_unigram_loss"
-            if self.what in ("loss", "perplexity") and self.kind.words
-            else ""
-        )
+    def worded(self, value: Any) -> str:
+        """Format a value for a line; empty if it is no number."""
+        return self.words.format(self.text(value)) if number(value) is not None else ""
 
-    @property
-    def chance(self) -> float | None:
-        """Value of a random guess if it is the same for any text; else None."""
-        return 0.5 if self.what == "auc" else None
 
-    @property
-    def than(self) -> str:
-        """Short name of that baseline, in words."""
-        if self.chance is not None:
-            return "a guess"
-        if self.what != "accuracy":
-            return "unigram"
-        kind = self.kind
-        return (
-            "most frequent token" if kind.words else "commoner label" if kind.labels else "commonest answer"
-        )
+SPEED_ROW, UPDATE_ROW, DATA_ROW = "speed", "update", "data"
+_METRICS = (
+    Metric("loss", "total loss", nats, unit="nats", lower_is_better=True),
+    Metric("lr", "learning rate", "{:.2e}".format, "lr {}", UPDATE_ROW),
+    Metric("grad_norm", "gradient norm", "{:.2f}".format, "gradient {}", UPDATE_ROW),
+    Metric("trust_ratio", "trust ratio", nats, "trust ratio {}", UPDATE_ROW),
+    Metric("tokens_per_s", "tokens/s", count, "{} tokens/s", SPEED_ROW, "tokens/s"),
+    Metric("mfu", "MFU", percent, "{} of the peak (MFU)", SPEED_ROW),
+    Metric("step_ms", "median step", count, "{} ms a step", SPEED_ROW, "ms"),
+    Metric("examples_per_s", "examples/s", count, "{} examples/s", unit="examples/s"),
+    Metric("data_wait_share", "data wait", percent, "waited for {} of the time", DATA_ROW),
+    Metric("fill", "budget used", "{:.0%}".format, "{} of the token budget used", DATA_ROW),
+    Metric("memory_gb", "memory", "{:.2f}".format, "{} GB on the fullest rank", DATA_ROW, "GB"),
+    Metric("tokens_to_context", "tokens until the loss is half a nat below the unigram's", count,
+           lower_is_better=True),
+    Metric("context_gain", "nats below the unigram at the end", nats, unit="nats", lower_is_better=False),
+)  # fmt: skip
+METRICS = {one.key: one for one in _METRICS}
+"""Metrics that measure no prediction, in the order to show them; the last two are a study's."""
+
+
+def metric(key: str) -> Metric:
+    """Return the metric with this key, with or without `held_out_`: a row of METRICS, one that measures a prediction,
+    or one that is shown by its name."""
+    name = key.removeprefix(HELD_OUT)
+    if name in METRICS:
+        return METRICS[name]
+    match = _KEY.fullmatch(name)
+    if not match or len(key) > LONGEST_KEY:
+        return Metric(name, name.replace("_", " "))
+    of, measure, pair_label = match.groups()
+    prediction = PREDICTIONS.get(of, Prediction(of))
+    known = MEASURES.get(measure, Measure(measure, nats if "loss" in measure else percent))
+    label = prediction.label(known.label or measure.replace("_", " "))
+    better = known.lower_is_better if measure in MEASURES else None
+    return Metric(name, label, known.text, "{}", "", known.unit, known.about, better, prediction, measure,
+                  pair_label or "")  # fmt: skip
 
 
 def title_of(words: str) -> str:
@@ -140,33 +295,9 @@ def label_title(label: str) -> str:
     return "".join(map(title_of, label.split("_")))
 
 
-def said(name: str) -> str:
-    """Describe the metric of this name, with or without `held_out_`, in words."""
-    found = metric(name)
-    if found is None:
-        return name.removeprefix(HELD_OUT).replace("_", " ")
-    return found.said
-
-
-def metric(name: str) -> Metric | None:
-    """Parse a metric's name, with or without `held_out_`; None if it does not measure a prediction."""
-    found = _NAME.fullmatch(name.removeprefix(HELD_OUT))
-    if not found or len(name) > LONGEST_NAME:
-        return None
-    kind, what, label = found.groups()
-    return Metric(KINDS.get(kind, Kind(kind)), what, label or "")
-
-
-def guess(name: str) -> str:
-    """Describe, in a sentence, the value of a random guess for this metric; empty if it depends on the text."""
-    found = metric(name)
-    return f"A guess has {found.chance:.3f}." if found and found.chance is not None else ""
-
-
-def is_shown(name: str, headline: str) -> bool:
-    """Return whether a value of this name in metrics.jsonl or summary.json measures what a run has learnt."""
-    own = name.removeprefix(HELD_OUT)
-    return own in ("loss", "pairs", headline) or metric(own) is not None
+def is_shown(key: str, headline: str) -> bool:
+    """Return whether a value of this key in metrics.jsonl or summary.json measures what a run has learnt."""
+    return key.removeprefix(HELD_OUT) in ("loss", "pairs", headline) or metric(key).prediction is not None
 
 
 def headline_of(summary: Mapping[str, Any]) -> str:
@@ -174,356 +305,351 @@ def headline_of(summary: Mapping[str, Any]) -> str:
     return str(summary.get("headline") or HEADLINE)
 
 
-def leading_kind(headline: str) -> Kind:
-    """Return what the headline metric predicts; for a metric with a name of its own, a kind of that name."""
-    found = metric(headline)
-    return found.kind if found else Kind(headline)
+def leading_prediction(headline: str) -> Prediction:
+    """Return what the headline metric predicts; for a metric with a name of its own, a prediction of that name."""
+    return metric(headline).prediction or Prediction(headline)
 
 
 def leads_alone(headline: str) -> bool:
-    """Return whether the main metric is none of the three shown for every kind of prediction."""
-    found = metric(headline)
-    return found is None or found.what not in ("loss", "accuracy", "perplexity")
+    """Return whether the main metric is none of those shown for every prediction that leads."""
+    measure = MEASURES.get(metric(headline).measure)
+    return measure is None or not measure.leads
 
 
-def kinds_in(names: Iterable[str]) -> list[Kind]:
-    """List the kinds of the metrics with these names: known kinds first, then the others in order."""
-    found = {m.kind.name: m.kind for m in map(metric, names) if m and m.what in ("loss", "accuracy")}
-    return [kind for kind in KINDS.values() if kind.name in found] + [
-        kind for name, kind in found.items() if name not in KINDS
+def predictions_in(keys: Iterable[str]) -> list[Prediction]:
+    """List the predictions of the metrics with these keys: known ones first, then the others in order."""
+    of = {m.prediction.name: m.prediction for m in map(metric, keys)
+          if m.prediction and m.measure in ("loss", "accuracy")}  # fmt: skip
+    return [p for p in PREDICTIONS.values() if p.name in of] + [
+        p for name, p in of.items() if name not in PREDICTIONS
     ]
 
 
-# Compute the scores of baselines that know only label and word frequencies.
-
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Counts = NDArray[np.int64]
-
-
-def majority(held_out: Mapping[str, Any]) -> dict[str, float]:
-    """Compute the accuracy of the majority label on the pairs, from the statistics of these examples, under the name of
-    the matching pair task; empty without pairs."""
-    counts = {str(label): int(count) for label, count in dict(held_out.get("pair_labels", {})).items()}
-    tasks = [kind.name for kind in KINDS.values() if kind.labels and counts.keys() <= set(kind.labels)]
-    if not tasks or not sum(counts.values()):
-        return {}
-    return {f"{HELD_OUT}{tasks[0]}_majority": max(counts.values()) / sum(counts.values())}
-
-
-def with_majority(figures: Mapping[str, Any], held_out: object) -> dict[str, Any]:
-    """Add the majority label's accuracy from the statistics of the held-out examples if a run did not log it."""
-    try:
-        known = majority(held_out) if isinstance(held_out, Mapping) else {}
-    except (TypeError, ValueError):  # a damaged summary
-        known = {}
-    return {**figures, **{name: value for name, value in known.items() if figures.get(name) is None}}
-
-
-def unigram(kind: str, counts: "Counts") -> dict[str, float]:
-    """Compute loss and accuracy of the best constant prediction, from the counts of the targets: their entropy in nats,
-    a lower bound for any fixed distribution of words, and the share of the most frequent word. Empty without
-    positions."""
-    from data_pipeline.shards.statistics import unigram_entropy
-
-    if not counts.any():
-        return {}
-    return {
-        f"{kind}_unigram_loss": unigram_entropy(counts),
-        f"{kind}_majority": float(counts.max() / counts.sum()),
-    }
-
-
-def pair_majority(task: str, counts: "Counts") -> dict[str, float]:
-    """Return the accuracy of the majority label, from the counts of two labels, and the number of pairs; empty without
-    pairs."""
-    if not counts.any():
-        return {}
-    return {f"{task}_majority": float(counts.max() / counts.sum()), "pairs": float(counts.sum())}
-
-
-def answers_in_short(kind: str, counts: "Counts", words: Sequence[str]) -> dict[str, float | str]:
-    """Return the model's most frequent answer, and its share of all answers: near 1 if it predicts the same word
-    everywhere. `counts` (words,): how often each word was the answer."""
-    top = int(counts.argmax())
-    return {f"{kind}_top_share": float(counts[top] / counts.sum()), f"{kind}_top_token": words[top]}
-
-
-# Format a run's figures, each beside its baseline. The predictions of the objective's headline metric come first, then
-# pairs. All others are shown separately: copying what is visible scores well on kept words and shows no knowledge.
+# Score a run: the headline's prediction first, then pairs. All others are shown separately: copying what is visible
+# scores well on kept words and shows no knowledge.
 
 
 class Score(NamedTuple):
-    """A figure and its baseline."""
+    """The value of a metric, beside its baseline."""
 
-    what: str
-    value: str
-    baseline: str = ""
-    """The baseline of a model without any context, in figures; empty if unknown."""
-    than: str = ""
-    """What that baseline predicts."""
-    at: str = ""
-    """Where it is predicted, as `at [MASK]`, for callers that have not stated it."""
-    is_share: bool = False
-    pairs: bool = False
-    """Whether it is of a pair task."""
+    metric: Metric
+    value: float
+    """In nats for a perplexity, which is written as exp of it."""
+    reference: float | None = None
+    """What the baseline scores; None if that is unknown, or there is none."""
+
+    @property
+    def text(self) -> str:
+        """The value."""
+        return self.metric.text(self.value)
+
+    @property
+    def reference_text(self) -> str:
+        """What the baseline scores; empty if that is unknown."""
+        return "" if self.reference is None else self.metric.text(self.reference)
+
+    @property
+    def cell(self) -> str:
+        """The value and its baseline: `3.000 (unigram 5.880)`."""
+        baseline = self.metric.baseline
+        if baseline is None or self.reference is None:
+            return self.text
+        return f"{self.text} ({baseline.label} {self.reference_text})"
+
+    @property
+    def label(self) -> str:
+        """The short name, for a line that has named the place already: `loss`, `NSP accuracy`."""
+        known = self.metric
+        measure = MEASURES.get(known.measure)
+        if known.prediction is None or measure is None:
+            return known.label
+        return known.prediction.short_label(measure.label or measure.name)
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether it is of a pair task."""
+        return self.metric.prediction is not None and bool(self.metric.prediction.labels)
+
+    @property
+    def sentence(self) -> str:
+        """The comparison with its baseline, for a page; empty if that is unknown."""
+        baseline = self.metric.baseline
+        if baseline is None or self.reference is None:
+            return ""
+        if self.metric.measure != "loss":
+            return baseline.sentence.format(self.reference_text)
+        side = "below" if self.value < self.reference else "above"
+        distance = f"{abs(self.reference - self.value):.2f}"
+        return f"{distance} nats {side} what {baseline.title} give ({self.reference_text})."
 
     def __str__(self) -> str:
-        beside = f" ({' '.join((self.than, self.baseline)).strip()})" if self.baseline else ""
-        return f"{self.what} {self.value}{beside}"
+        return f"{self.label} {self.cell}"
 
 
 def leading(figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = HEADLINE) -> list[Score]:
-    """Return the known scores: loss, accuracy and perplexity of the headline predictions, then the pairs. `prefix`:
+    """Return the known scores: the headline, the measures that are shown of its prediction, then the pairs. `prefix`:
     empty for training figures, which have no baselines. `headline`: the objective's."""
-    kind = leading_kind(headline)
-    measures = ("loss", "accuracy", "perplexity") if kind.words else ("loss", "accuracy")
-    named = [f"{kind.name}_{what}" for what in measures]
+    of = leading_prediction(headline)
+    keys = [
+        f"{of.name}_{one.name}" for one in MEASURES.values() if one.leads and (of.words or not one.of_words)
+    ]
     if leads_alone(headline):
-        named.insert(0, headline)
-    named += [f"{pairs.name}_accuracy" for pairs in pair_kinds(figures, prefix) if pairs != kind]
-    scores = (_score(name, figures, prefix) for name in named)
+        keys.insert(0, headline)
+    keys += [f"{pairs.name}_accuracy" for pairs in pair_tasks(figures, prefix) if pairs != of]
+    scores = (score_of(key, figures, prefix) for key in keys)
     return [score for score in scores if score is not None]
 
 
-def pair_kinds(figures: Mapping[str, Any], prefix: str = HELD_OUT) -> list[Kind]:
+def pair_tasks(figures: Mapping[str, Any], prefix: str = HELD_OUT) -> list[Prediction]:
     """List the pair tasks that have an accuracy in the figures."""
-    pairs = [kind for kind in kinds_in(figures) if kind.labels]
-    return [kind for kind in pairs if number(figures.get(f"{prefix}{kind.name}_accuracy")) is not None]
+    pairs = [one for one in predictions_in(figures) if one.labels]
+    return [one for one in pairs if number(figures.get(f"{prefix}{one.name}_accuracy")) is not None]
 
 
-def _score(name: str, figures: Mapping[str, Any], prefix: str) -> Score | None:
-    """Score one figure; None if it is unknown."""
-    found = metric(name)
-    if found is None:
-        own = number(figures.get(f"{prefix}{name}"))
-        return None if own is None else Score(name.replace("_", " "), f"{own:.3f}")
-    source = f"{found.kind.name}_loss" if found.what == "perplexity" else name
-    form = {"accuracy": share, "perplexity": perplexity}.get(found.what, nats)
-    value, base = (number(figures.get(f"{prefix}{key}")) if key else None for key in (source, found.baseline))
+def score_of(key: str, figures: Mapping[str, Any], prefix: str = HELD_OUT) -> Score | None:
+    """Score one metric; None if its value is unknown."""
+    known = metric(key)
+    source = (
+        f"{known.prediction.name}_loss" if known.prediction and known.measure == "perplexity" else known.key
+    )
+    value = number(figures.get(f"{prefix}{source}"))
     if value is None:
         return None
-    if found.chance is not None and prefix:
-        base = found.chance
-    kind = found.kind
-    what = found.what if kind.at else kind._replace(title=kind.abbreviation).said(found.what)
-    return Score(
-        what, form(value), form(base), found.than, kind.at, found.what == "accuracy", bool(kind.labels)
-    )
+    return Score(known, value, known.baseline.of(figures) if known.baseline and prefix else None)
 
 
-def secondary(
-    figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = HEADLINE
-) -> list[tuple[str, str]]:
-    """Return (what, figures) of the positions that show a word, of all predicted ones, of other predictions, and of the
-    total loss."""
+def known_scores(figures: Mapping[str, Any], headline: str = HEADLINE) -> tuple[str, list[Score]]:
+    """Return the scores of the headline's prediction on held-out text; else the headline in training, or the first term
+    of the loss; with their prefix. Empty without any."""
+    terms = [f"{one.name}_loss" for one in predictions_in(figures) if not one.is_part and not one.labels]
+    for key in (headline, *terms, "loss"):
+        for prefix in (HELD_OUT, ""):
+            if (own := score_of(key, figures, prefix)) is None:
+                continue
+            if key != headline or not prefix:
+                return prefix, [own]
+            scores = leading(figures, prefix, headline)
+            return prefix, [one for one in scores if one.metric.prediction == own.metric.prediction]
+    return "", []
+
+
+def secondary(figures: Mapping[str, Any], headline: str = HEADLINE) -> list[tuple[str, str]]:
+    """Return (name, scores) on held-out text of the positions that show a word, of all predicted ones, of other
+    predictions, and of the total loss."""
     rows = []
-    for kind in kinds_in(figures):
-        if kind == leading_kind(headline) or kind.labels:
+    for of in predictions_in(figures):
+        if of == leading_prediction(headline) or of.labels:
             continue
-        loss, right = (number(figures.get(f"{prefix}{kind.name}_{what}")) for what in ("loss", "accuracy"))
-        parts = [f"loss {nats(loss)}" if loss is not None else ""]
-        parts.append(f"accuracy {share(right)}" if right is not None else "")
-        if told := ", ".join(part for part in parts if part):
-            rows.append((kind.beside or kind.subject, told))
-    if (total := number(figures.get(f"{prefix}loss"))) is not None:
-        rows.append((f"loss that is minimised, {sum_of(figures)}", nats(total)))
+        scores = (score_of(f"{of.name}_{what}", figures) for what in ("loss", "accuracy"))
+        if words := ", ".join(f"{one.metric.measure} {one.text}" for one in scores if one):
+            rows.append((of.secondary or of.subject, words))
+    if total := score_of("loss", figures):
+        rows.append((f"loss that is minimised, {sum_of(figures)}", total.text))
     return rows
 
 
 def sum_of(figures: Iterable[str]) -> str:
     """Name the sum that `loss` is, by its terms."""
     known = sorted({name.removeprefix(HELD_OUT) for name in figures})
-    terms = [kind for kind in kinds_in(known) if f"{kind.name}_loss" in known and not kind.part]
-    return " + ".join(kind.abbreviation for kind in terms) or "total"
+    terms = [one for one in predictions_in(known) if f"{one.name}_loss" in known and not one.is_part]
+    return " + ".join(one.abbreviation for one in terms) or "total"
 
 
-def nats(value: float | None) -> str:
-    """Format a loss; empty if it is unknown."""
-    return f"{value:.3f}" if value is not None else ""
+def total_loss(figures: Mapping[str, Any], key: str = "loss") -> str:
+    """Format the total loss, named by its terms: `MLM + NSP loss 5.432`."""
+    value = number(figures.get(key))
+    return f"{sum_of(figures)} loss {'not a number' if value is None else nats(value)}"
 
 
-def share(value: float | None) -> str:
-    """Format an accuracy; empty if it is unknown."""
-    return f"{value:.1%}" if value is not None else ""
+# What is drawn over the steps, by report.html and by the dashboard of W&B.
 
 
-def perplexity(loss: float | None) -> str:
-    """Format exp(loss), the number of equally likely words the model chooses among; empty if the loss is unknown."""
-    if loss is None:
-        return ""
-    among = math.exp(min(loss, 50.0))
-    return f"{among:.1f}" if among < 100 else f"{among:,.0f}" if among < 1e6 else f"{among:.2g}"
+LEARNING, SPEED, OPTIMIZER, HEALTH = "Learning", "Speed", "Optimizer", "Health"
+"""Sections; that on health is W&B's alone, where the report has tables."""
 
 
-# Judge from a run's figures whether it learns, in plain sentences: the terminal, `maskmill status` and the report show
-# the same ones.
+class Curve(NamedTuple):
+    """A metric in a chart."""
 
-
-PLATEAU, PAIRS, RISEN = "plateau", "pairs", "risen"
-"""Kinds of findings."""
-MAX_TOP_SHARE = 0.5
-"""A model that gives one answer at more than this share of the [MASK] positions ignores the context."""
-STANDARD_ERRORS = 2.0
-"""An accuracy must exceed its baseline by this many standard errors to be clearly above it."""
-UNKNOWN_MARGIN = 0.01
-"""The margin if the number of pairs is unknown."""
-RISE = 0.01
-"""Share by which a loss must exceed its first value: below this it is noise."""
-RECENT = 5
-"""Newest log lines whose median loss is compared with the first."""
-
-
-class Finding(NamedTuple):
-    """A statement about what a run has learnt."""
-
-    kind: str
-    what: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.remedy}"
-
-
-class Losses:
-    """Keep the first and the newest losses of a run; lines of metrics.jsonl are added one by one."""
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._untrained: float | None = None
-        self._held_out: float | None = None
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Add a line of any kind; lines without a finite loss change nothing."""
-        kind = line.get("kind", "train")
-        loss = number(line.get("held_out_loss" if kind == "eval" else "loss"))
-        if loss is None:
-            return
-        if kind == "train":
-            self._first = loss if self._first is None else self._first
-            self._recent.append(loss)
-        elif kind == "eval" and line.get("step") == 0:
-            self._untrained = loss
-        elif kind == "eval":
-            self._held_out = loss
+    key: str
+    label: str = ""
+    """Empty: the metric's."""
+    colour: int = 1
+    """Of the palette of the report; 4 and 5 are dashed as well, so that colour is not the only difference."""
 
     @property
-    def ends(self) -> tuple[float, float] | None:
-        """Return the first and the current loss: on held-out text if it was evaluated at step 0, else in training."""
-        if self._untrained is not None and self._held_out is not None:
-            return self._untrained, self._held_out
-        if self._first is not None and len(self._recent) > 1:
-            return self._first, median(self._recent)
-        return None
+    def name(self) -> str:
+        """What it is called in the chart."""
+        return self.label or metric(self.key).label
 
 
-def findings(
-    figures: Mapping[str, Any], ends: tuple[float, float] | None = None, headline: str = HEADLINE
-) -> list[Finding]:
-    """Return what is wrong with what a run has learnt so far, most serious first; empty if nothing is.
+class Chart(NamedTuple):
+    """Metrics over the steps, drawn if a run logged any of them."""
 
-    `figures`: the newest ones by their names in metrics.jsonl, any of which may be missing; those of an evaluation at
-    step 0 are not judged. `ends`: first and newest loss. `headline`: the objective's."""
-    pairs = (_pairs(kind, figures) for kind in KINDS.values() if kind.labels)
-    found = (_risen(ends), _plateau(leading_kind(headline), figures), *pairs)
-    return [one for one in found if one is not None]
+    section: str
+    id: str
+    title: str
+    about: str
+    curves: tuple[Curve, ...]
+    baseline: Baseline | None = None
+    unit: str = ""
+    percent: bool = False
+    """Values are fractions, shown in percent."""
+    full: bool = False
+    """The axis covers 0 to 1."""
+    zero: bool = False
+    """The axis starts at zero."""
+    log: bool = False
+    """The axis is logarithmic."""
+    noisy: bool = True
+    """Curves vary from line to line: a smooth one is drawn in front."""
+    wide: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of its metrics and of their baseline."""
+        baseline = [f"{HELD_OUT}{self.baseline.key}"] if self.baseline and self.baseline.key else []
+        return (*(curve.key for curve in self.curves), *baseline)
 
 
-def _plateau(kind: Kind, figures: Mapping[str, Any]) -> Finding | None:
-    """Describe the plateau at which a model knows only word frequencies."""
-    loss, unigram, share = (
-        number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss", "top_share")
-    )
-    grounds = []
-    if loss is not None and unigram is not None and loss >= unigram:
-        grounds.append(
-            f"{kind.at or f'of {kind.subject}'} the held-out loss is {loss:.3f}, not below the {unigram:.3f} that word "
-            "frequencies alone give"
+def _both(key: str) -> tuple[Curve, ...]:
+    return (Curve(key, "train"), Curve(f"{HELD_OUT}{key}", "held-out", 2))
+
+
+def _over_steps(key: str, about: str = "", **changes: Any) -> Chart:
+    """Return the chart of one metric in training and on held-out text, and its baseline."""
+    known, measure = metric(key), MEASURES.get(metric(key).measure)
+    is_fraction, is_log = known.text is percent, measure is not None and measure.log
+    curves = _both(key)[1:] if measure and measure.held_out else _both(key)
+    about, baseline = about or known.about, None if is_log else known.baseline
+    chart = Chart(LEARNING, key.replace("_", "-"), title_of(known.label), about, curves, baseline, known.unit)
+    return chart._replace(percent=is_fraction, zero=is_fraction, log=is_log)._replace(**changes)
+
+
+def learning_charts(logged: Iterable[str], headlines: Sequence[str]) -> list[Chart]:
+    """Return the charts of what objectives with these metrics learn: of the headlines, of pairs, of what copying could
+    achieve, of the other predictions, and of the total loss."""
+    keys = list(dict.fromkeys(key.removeprefix(HELD_OUT) for key in logged))
+    leads = {of.name: of for of in map(leading_prediction, headlines)}
+    others = [of for of in predictions_in(keys) if of.name not in leads]
+    alone = [key for key in dict.fromkeys(headlines) if leads_alone(key)]
+    charts = [_over_steps(key, "What the objective leads with.", id="headline") for key in alone]
+    for of in leads.values():
+        charts += _of_prediction(of, set(keys).difference(alone), leads=True)
+    for of in others:
+        charts += _of_pairs(of) if of.labels else []
+    if parts := [of for of in others if of.is_part]:
+        charts += _where_a_word_is_shown(parts)
+    for of in others:
+        charts += [] if of.is_part or of.labels else _of_prediction(of, keys, leads=False)
+    if " + " in (terms := sum_of(keys)):
+        charts.append(_over_steps("loss", f"The sum that is minimised: {terms}."))
+    return charts
+
+
+def _of_prediction(of: Prediction, keys: Collection[str], *, leads: bool) -> list[Chart]:
+    """Return a chart of each of its measures; those of words are derived from others, and not among the keys."""
+    charts = []
+    for measure in MEASURES.values():
+        key = f"{of.name}_{measure.name}"
+        if not (leads and of.words) if measure.of_words else key not in keys:
+            continue
+        chart = _over_steps(key)
+        if of.words and measure.name == "loss":
+            where = of.at if of.at.startswith("at ") else f"of {of.subject}"
+            about = f"Nats a token predicted {where}; lower is better."
+            chart = chart._replace(
+                about=f"{about} Above the dashed line no context has been learnt.", wide=leads
+            )
+        elif not leads:
+            chart = chart._replace(about=f"{chart.about} {of.caveat}".strip(), baseline=None)
+        charts.append(chart)
+    return charts
+
+
+def _of_pairs(of: Prediction) -> list[Chart]:
+    """Return the charts of a pair task, with a curve for each label."""
+    last, charts = label_title(of.labels[-1]), []
+    for what, about in (
+        (
+            "loss",
+            f"Nats a pair; lower is better. Knowing only how many pairs are {last} would give the dashed line.",
+        ),
+        ("accuracy", "Share of pairs judged right."),
+    ):
+        key = f"{of.name}_{what}"
+        train, held_out = (
+            tuple(
+                Curve(f"{prefix}{key}_{label}", label_title(label), 3 + i)
+                for i, label in enumerate(of.labels)
+            )
+            for prefix in ("", HELD_OUT)
         )
-    if share is not None and share > MAX_TOP_SHARE:
-        token = figures.get(f"{HELD_OUT}{kind.name}_top_token")
-        answer = f'"{token}"' if isinstance(token, str) else "the same word"
-        grounds.append(
-            f"the model answers {answer} at {share:.0%} of the {kind.tag or kind.subject} positions"
+        both, title = _both(key), title_of(metric(key).label)
+        charts += [
+            _over_steps(key, about, title=f"{title}, by pair label", curves=(both[0], *train, both[1]), zero=False),
+            _over_steps(key, "On held-out text.", id=f"held-out-{of.name}-{what}", curves=held_out, zero=False,
+                        title=f"Held-out {metric(key).label}, by pair label"),
+        ]  # fmt: skip
+    return charts
+
+
+def _where_a_word_is_shown(parts: list[Prediction]) -> list[Chart]:
+    """Return the charts of positions that show a word, where copying is right or wrong."""
+    charts = []
+    for what, about in (
+        ("accuracy", "Copying gets kept words right without any context; where a random word is shown, it gets none "
+         "right."),
+        ("loss", "Nats a token, of words that are kept and of positions that show a random one."),
+    ):  # fmt: skip
+        curves = tuple(
+            Curve(f"{prefix}{of.name}_{what}", f"{of.name}, {split}", 3 + i)
+            for i, of in enumerate(parts)
+            for split, prefix in (("train", ""), ("held-out", HELD_OUT))
         )
-    if not grounds:
-        return None
-    return Finding(
-        PLATEAU,
-        f"No context has been learnt yet: {', and '.join(grounds)}.",
-        "Shorter examples (data.sequence_length), more steps or another optim.lr usually help.",
-    )
+        title = f"{title_of(what)} where a word is shown"
+        charts.append(
+            _over_steps(
+                f"{parts[0].name}_{what}",
+                about,
+                id=f"kinds-{what}",
+                title=title,
+                curves=curves,
+                baseline=None,
+            )
+        )
+    return charts
 
 
-def _pairs(kind: Kind, figures: Mapping[str, Any]) -> Finding | None:
-    """Describe pair tasks that are no better than the majority label."""
-    accuracy, majority = (
-        number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("accuracy", "majority")
-    )
-    if accuracy is None or majority is None or accuracy > majority + margin(majority, figures):
-        return None
-    return Finding(
-        PAIRS,
-        f"The pair task has not been learnt yet: {accuracy:.1%} of the held-out pairs are judged right, and always "
-        f"answering the commoner label gets {majority:.1%}.",
-        "It is learnt after words are: more steps usually help. Objectives without pairs train on single sequences.",
-    )
-
-
-def margin(share: float, figures: Mapping[str, Any]) -> float:
-    """Return how far an accuracy must exceed `share`: a multiple of the binomial standard error for this many pairs."""
-    pairs = number(figures.get("held_out_pairs"))
-    if not pairs or not 0 <= share <= 1:
-        return UNKNOWN_MARGIN
-    return STANDARD_ERRORS * math.sqrt(share * (1 - share) / pairs)
-
-
-def _risen(ends: tuple[float, float] | None) -> Finding | None:
-    if ends is None or ends[1] <= ends[0] * (1 + RISE):
-        return None
-    first, newest = ends
-    return Finding(
-        RISEN,
-        f"The loss is higher than where the run began: {newest:.3f}, and {first:.3f} at the beginning.",
-        "Lower optim.lr, or lengthen schedule.warmup.",
-    )
-
-
-# Judge a run from its files: the newest figures, and the losses at both ends of metrics.jsonl.
-
-
-HEAD = 1 << 16
-"""Bytes at the beginning of metrics.jsonl that are read for the first loss."""
-
-
-def learning_of(
-    metrics: Path, summary: dict[str, Any], newest_lines: Iterable[dict[str, Any]]
-) -> tuple[dict[str, Any], list[Finding]]:
-    """Return the newest training and evaluation figures by name, and the findings about them.
-
-    `metrics`: the file whose beginning is read; `newest_lines`: those at its end."""
-    lines = list(newest_lines)
-    trained = [line for line in lines if line.get("kind", "train") == "train" and "loss" in line]
-    evaluated = [line for line in lines if line.get("kind") == "eval"]
-    data = summary.get("data")
-    counts = data.get("held_out") if isinstance(data, dict) else None
-    newest = with_majority({**summary, **(trained or [{}])[-1], **(evaluated or [{}])[-1]}, counts)
-    headline = headline_of(summary)
-    figures = {name: value for name, value in newest.items() if is_shown(name, headline)}
-    losses = Losses()
-    for line in [*tables(_beginning_of(metrics)), *lines]:
-        losses.add(line)
-    untrained = bool(evaluated) and evaluated[-1].get("step") == 0
-    return figures, findings({} if untrained else figures, losses.ends, headline)
-
-
-def _beginning_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(HEAD).decode(errors="replace")
-    except OSError:
-        return ""
+THROUGHPUT = "tokens-per-s"
+CHARTS = (
+    Chart(OPTIMIZER, "lr", "Learning rate", "As the schedule set it.", (Curve("lr"),), zero=True, noisy=False),
+    Chart(OPTIMIZER, "grad-norm", "Gradient norm", "Before clipping, over all parameters.", (Curve("grad_norm"),),
+          zero=True),
+    Chart(OPTIMIZER, "trust-ratio", "Mean trust ratio",
+          "LAMB: norm of a tensor over norm of its update, averaged over tensors.", (Curve("trust_ratio"),), zero=True),
+    Chart(SPEED, THROUGHPUT, "Throughput", "Tokens a second over all ranks, padding not counted.",
+          (Curve("tokens_per_s"),), unit="tokens/s", zero=True, wide=True),
+    Chart(SPEED, "examples-per-s", "Examples per second", "", (Curve("examples_per_s"),), unit="examples/s",
+          zero=True),
+    Chart(SPEED, "step-time", "Time of a step",
+          "Milliseconds, on the rank where it is longest: the median step, its forward passes, and the slowest.",
+          (Curve("step_ms", "median"), Curve("forward_ms", "forward", 3), Curve("slowest_step_ms", "slowest", 4)),
+          unit="ms", zero=True),
+    Chart(SPEED, "shares", "Where the time and the token budget go",
+          "Budget used: tokens of what the micro-batches could have held; what is left of it is not padding, which "
+          "has a line of its own. Data wait: time spent waiting for batches. MFU: of the peak.",
+          (Curve("fill", colour=3), Curve("data_wait_share", colour=2), Curve("mfu"),
+           Curve("padding_share", "padding", 4)), percent=True, full=True),
+    Chart(SPEED, "slow-rank", "The slowest rank",
+          "How many times as long its forward passes take, token for token, as the median of the others.",
+          (Curve("slowest_rank_ratio", "slowest rank", 2),)),
+    Chart(SPEED, "memory", "Memory", "Highest use of one rank, in GB.", (Curve("memory_gb"),), unit="GB", zero=True,
+          noisy=False),
+    Chart(HEALTH, "skipped", "Skipped batches and damaged examples", "",
+          (Curve("skipped_batches"), Curve("damaged_examples"))),
+    Chart(HEALTH, "which-rank", "Which rank is slowest", "", (Curve("slowest_rank"),), unit="rank"),
+    Chart(HEALTH, "epoch", "Epoch", "", (Curve("epoch"),)),
+    Chart(HEALTH, "batches", "Batches consumed", "", (Curve("batch"),)),
+)  # fmt: skip
+"""The charts of every run, in the order of the page."""

@@ -180,26 +180,6 @@ def is_torn(folder: Path) -> bool:
     return bool(data) and not data.endswith(b"\n")
 
 
-def probe_words(figures: Mapping[str, Any]) -> str:
-    """Return the score of train.probe among these figures in words, beside the answer that needs no input; empty where
-    there is none.
-
-    >>> probe_words({"probe/blimp_accuracy": 61.25, "probe/blimp_trivial": 50.0, "loss": 2.0})
-    'blimp accuracy 61.3 (trivial 50.0)'
-    """
-    own = {
-        name: value for name, value in figures.items() if name.startswith(PROBE_PREFIX) and is_number(value)
-    }
-    found = []
-    for name, value in own.items():
-        task, _, metric = name.removeprefix(PROBE_PREFIX).rpartition("_")
-        if metric != TRIVIAL:
-            trivial = own.get(f"{PROBE_PREFIX}{task}_{TRIVIAL}")
-            beside = "" if trivial is None else f" ({TRIVIAL} {trivial:.1f})"
-            found.append(f"{task} {metric} {value:.1f}{beside}")
-    return ", ".join(found)
-
-
 def layer_of(tensor: str) -> int | None:
     """Return the layer of a tensor by its name, counted from 1; 0: the embeddings; None: the heads."""
     if found := _LAYER.search(tensor):

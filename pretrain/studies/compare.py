@@ -14,19 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_pipeline.errors import UserError
-from pretrain.run.metrics import said
-from pretrain.run.task_scores import OF_A_PAIR
+from pretrain.run.task_scores import study_metric
 from pretrain.studies.design import Design
-from pretrain.studies.measured import (
-    CONTEXT_GAIN,
-    TOKENS_TO_CONTEXT,
-    Cell,
-    Measured,
-    best_values,
-    has_direction,
-    lower_is_better,
-    word_losses,
-)
+from pretrain.studies.measured import TOKENS_TO_CONTEXT, Cell, Measured, best_values, word_losses
 
 # Test differences: their intervals, p-values, and how many seeds would tell them.
 
@@ -259,11 +249,12 @@ def verdict(found: Comparison, figure: str) -> str:
     if found.seeds < 2:
         return "one seed: cannot tell"
     if found.told:
-        is_lower = found.difference < 0
-        said = "lower" if is_lower else "higher"
-        if has_direction(figure):
-            said = "better" if is_lower == lower_is_better(figure) else "worse"
-        return f"{said} (p {_p(found.p)})"
+        is_lower, lower_is_better = found.difference < 0, study_metric(figure).lower_is_better
+        if lower_is_better is None:
+            side = "lower" if is_lower else "higher"
+        else:
+            side = "better" if is_lower == lower_is_better else "worse"
+        return f"{side} (p {_p(found.p)})"
     if found.low == found.high:
         how = "as far apart" if found.difference else "equal"
         return f"{how} in every seed"
@@ -318,29 +309,12 @@ def difference_of(found: Comparison | None, figure: str) -> str:
 
 
 def shown(figure: str, value: float, sign: bool = False) -> str:
-    """Write a figure's value: tokens as whole numbers, shares and scores in percent, losses in nats."""
-    plus = "+" if sign else ""
+    """Write a figure's value; nothing for one that is unknown."""
     if math.isnan(value):
         return ""
     if not math.isfinite(value):
         return "inf"
-    if figure.startswith("tokens"):
-        return f"{value:{plus},.0f}"
-    if "accuracy" in figure and "." not in figure:
-        return f"{100 * value:{plus}.1f} %"
-    nats = "loss" in figure or figure == CONTEXT_GAIN or figure.rpartition(".")[2].startswith(OF_A_PAIR)
-    return f"{value:{plus}.3f}" if nats else f"{value:{plus}.2f}"
-
-
-def named(figure: str) -> str:
-    """Return what a figure is called in titles."""
-    if figure == TOKENS_TO_CONTEXT:
-        return "tokens until the loss is half a nat below the unigram's"
-    if figure == CONTEXT_GAIN:
-        return "nats below the unigram at the end"
-    if figure.startswith("held_out_"):
-        return f"held-out {said(figure)}"
-    return figure.replace(".", ", ").replace("_", " ")
+    return f"{'+' if sign and value >= 0 else ''}{study_metric(figure).text(value)}"
 
 
 def unigram_of(found: Mapping[Cell, Measured]) -> float | None:
@@ -369,8 +343,8 @@ class Contrast:
     @property
     def cells(self) -> list[str]:
         """What a table shows of it: name, seeds, difference with its interval, and what it says."""
-        said = difference_of(self.comparison, self.figure)
-        return [self.name, str(self.comparison.seeds), said, verdict(self.comparison, self.figure)]
+        difference = difference_of(self.comparison, self.figure)
+        return [self.name, str(self.comparison.seeds), difference, verdict(self.comparison, self.figure)]
 
 
 def contrasts_of(design: Design, rows: Sequence[Row]) -> list[Contrast]:

@@ -27,9 +27,9 @@ from data_pipeline.loader.packing import separator_places
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.check_run import Plan, check_run
 from pretrain.run.files import table
-from pretrain.run.metrics import HELD_OUT, KINDS
+from pretrain.run.metrics import HELD_OUT, PREDICTIONS
 from pretrain.run.metrics_log import read_metrics
-from pretrain.run.task_scores import OF_A_PAIR
+from pretrain.run.task_scores import study_metric
 
 if TYPE_CHECKING:
     from data_pipeline.loader.packing import PackedMicroBatch
@@ -230,10 +230,10 @@ class Measured:
 
 
 def word_losses(figures: dict[str, Any]) -> tuple[float | None, float | None]:
-    """Return the loss of the first kind of word prediction that has one, at [MASK] before others, and the unigram's."""
-    for kind in KINDS.values():
-        loss, unigram = (figures.get(f"{HELD_OUT}{kind.name}_{what}") for what in ("loss", "unigram_loss"))
-        if kind.words and loss is not None:
+    """Return the loss of the first prediction of words that has one, at [MASK] before others, and the unigram's."""
+    for of in PREDICTIONS.values():
+        loss, unigram = (figures.get(f"{HELD_OUT}{of.name}_{what}") for what in ("loss", "unigram_loss"))
+        if of.words and loss is not None:
             return loss, unigram
     return None, None
 
@@ -313,17 +313,6 @@ def best_values(found: Iterable[Measured], figure: str) -> dict[str, tuple[tuple
 
 def better(figure: str, one: Measured, other: Measured) -> bool:
     """Return whether a run is better than another in a figure; one that lacks it is the worst."""
-    sign = 1 if lower_is_better(figure) else -1
+    sign = 1 if study_metric(figure).lower_is_better else -1
     values = (sign * run.figures[figure] if figure in run.figures else math.inf for run in (one, other))
     return next(values) < next(values)
-
-
-def has_direction(figure: str) -> bool:
-    """Return whether one value of a figure can be better than another; some tell what a model does, no more."""
-    return not figure.rpartition(".")[2].startswith(("sep_", "blocked_", *OF_A_PAIR))
-
-
-def lower_is_better(figure: str) -> bool:
-    """Return whether lower values of a figure are better: losses, bits, perplexities, tokens."""
-    name = figure.rpartition(".")[2]
-    return "loss" in name or name.startswith(("bits", "perplexity", "tokens"))

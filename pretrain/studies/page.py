@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import write_whole
+from pretrain.report.charts import Line, Panel, Strip, strip_svg, svg
 from pretrain.run.files import table as read_table
 from pretrain.run.human import duration, markdown
-from pretrain.studies.charts import Line, Panel, Strip, strip_svg, svg
+from pretrain.run.metrics import title_of
+from pretrain.run.task_scores import study_metric
 from pretrain.studies.compare import (
     Contrast,
     Row,
@@ -24,7 +26,6 @@ from pretrain.studies.compare import (
     cells_of_trivial,
     contrasts_of,
     figures_of,
-    named,
     rows_of,
     runs_of,
     shown,
@@ -94,7 +95,7 @@ def _panel(design: Design, found: Mapping[Cell, Measured], figure: str) -> Panel
         lines.append(Line(design.label(arm), _points(means), colour))
         if len(seeds) > 1:
             lines += [Line(arm, _points(curve), colour, faint=True) for curve in seeds]
-    return Panel(named(figure), "epochs of fine-tuning", named(figure), lines)
+    return Panel(study_metric(figure).label, "epochs of fine-tuning", study_metric(figure).label, lines)
 
 
 def _points(curve: Sequence[float]) -> list[tuple[float, float]]:
@@ -127,10 +128,19 @@ def picture_of(design: Design, figure: str, rows: Sequence[Row], found: Mapping[
     if lines:
         level = unigram_of(found)
         levels = {} if level is None else {"word frequencies alone": level}
-        panel = Panel(design.title, "tokens", named(curves), lines, levels, ceiling=(level or math.inf) + 1.0)
-        return svg([panel], f"{named(curves)} over tokens. {named(figure)}: {words}.")
+        panel = Panel(
+            design.title,
+            "tokens",
+            study_metric(curves).label,
+            lines,
+            levels,
+            ceiling=(level or math.inf) + 1.0,
+        )
+        return svg(
+            [panel], f"{study_metric(curves).label} over tokens. {study_metric(figure).label}: {words}."
+        )
     strips = {design.label(row.arm): list(row.values.values()) for row in own if row.values}
-    return strip_svg(Strip(design.title, named(figure), strips), words)
+    return strip_svg(Strip(design.title, study_metric(figure).label, strips), words)
 
 
 def _curve_figure(design: Design, figure: str, found: Mapping[Cell, Measured]) -> str:
@@ -223,7 +233,7 @@ def write_study(
         write_whole(folder / PICTURE, picture.encode())
     if epochs := epoch_picture(design, found):
         write_whole(folder / EPOCHS, epochs.encode())
-    pictures = {named(shows): PICTURE if picture else "", "By epoch": EPOCHS if epochs else ""}
+    pictures = {study_metric(shows).label: PICTURE if picture else "", "By epoch": EPOCHS if epochs else ""}
     page = page_of(design, tables, missing, found, facts, pictures)
     write_whole(folder / PAGE, page.encode())
 
@@ -239,12 +249,14 @@ def tables_of(
         lines += [trivial] if (trivial := cells_of_trivial(figure, found)) else []
         used = [n for n in range(len(HEAD)) if n < len(HEAD) - 1 or any(line[n] for line in lines)]
         table = markdown([HEAD[n] for n in used], [[line[n] for n in used] for line in lines])
-        parts.append(f"**{_capital(named(figure))}**\n\n{table}")
+        parts.append(f"**{title_of(study_metric(figure).label)}**\n\n{table}")
         if sums := [one.cells for one in contrasts if one.figure == figure]:
             parts.append(markdown(CONTRAST_HEAD, sums))
     for figure in epoch_figures(found):
         table = markdown(*epoch_rows(design, found, figure))
-        parts.append(f"**{_capital(named(figure))} by epoch, means and ranges over seeds**\n\n{table}")
+        parts.append(
+            f"**{title_of(study_metric(figure).label)} by epoch, means and ranges over seeds**\n\n{table}"
+        )
     return "\n\n".join(part for part in parts if part) or "Nothing has been measured yet."
 
 
@@ -265,7 +277,9 @@ def _grid(design: Design, found: Mapping[Cell, Measured]) -> str:
         lines.append(line)
     names = " and ".join(design.tune)
     head = [names, *(design.label(arm) for arm in design.arms)]
-    return f"**{_capital(named(design.figure))} by {names}, first seed**\n\n" + markdown(head, lines)
+    return f"**{title_of(study_metric(design.figure).label)} by {names}, first seed**\n\n" + markdown(
+        head, lines
+    )
 
 
 def page_of(
@@ -308,10 +322,6 @@ def _when_and_where(found: Collection[Measured]) -> str:
     said = [" to ".join(dict.fromkeys([days[0], days[-1]]))] if days else []
     said += sorted({one.machine for one in found if one.machine})
     return f"{'; '.join(said)}; " if said else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _because(facts: Facts, name: str) -> str:

@@ -21,7 +21,7 @@ from data_pipeline.loader.packing import Separators, separators_of
 from data_pipeline.records import NO_LABEL, Examples
 from data_pipeline.sequences.registry import PairTask, pair_task
 from data_pipeline.shards.index import INDEX, Index
-from pretrain.run.metrics import pair_majority, unigram
+from pretrain.run.learning import pair_majority, unigram
 from pretrain.tasks.base import Material, Scores, Untrained
 from pretrain.tasks.encoders import Encoder, chosen_device, precision, tokens_per_pass
 from pretrain.tasks.files import evenly_spaced

@@ -169,9 +169,9 @@ class LossMeter:
         ]
         self._sums = {}
         for name, loss in list(means.items()):
-            found = metric(name)
-            if found and found.what == "loss" and found.kind.words:
-                means[f"{found.kind.name}_perplexity"] = _perplexity(loss)
+            known = metric(name)
+            if known.measure == "loss" and known.prediction and known.prediction.words:
+                means[f"{known.prediction.name}_perplexity"] = _perplexity(loss)
         return {"loss": sum(losses), **means} if losses else means
 
     def forget(self) -> None:

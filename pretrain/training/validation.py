@@ -20,7 +20,8 @@ from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding
 from pretrain.preflight.check_run import Plan
-from pretrain.run.metrics import answers_in_short, leading_kind, pair_majority, unigram
+from pretrain.run.learning import answers_in_short, pair_majority, unigram
+from pretrain.run.metrics import leading_prediction
 from pretrain.run.metrics_log import PROBE_PREFIX
 from pretrain.training.feed import eager
 from pretrain.training.guard import LossMeter
@@ -38,7 +39,7 @@ class HeldOut:
         index = plan.index
         self._world, self._index, self._separators = world, index, plan.separators
         self._both_directions = config.data.both_directions
-        self._leads = leading_kind(plan.objective.headline).name
+        self._leads = leading_prediction(plan.objective.headline).name
         self.examples = min(index.held_out.examples, config.train.eval_examples)
         """Number of examples per evaluation, over all ranks."""
         streams = min(config.train.global_batch, self.examples) if plan.objective.memory else 0

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch.recipe import load_config
-from pretrain.run.metrics import HELD_OUT, KINDS
+from pretrain.report.charts import Line, Panel, svg
+from pretrain.run.metrics import HELD_OUT, metric
 from pretrain.run.metrics_log import EVAL, read_metrics
-from pretrain.studies.charts import Line, Panel, svg
 from tests.benchmarks.studies import markdown, run
 from tests.command_line import command
 
@@ -119,7 +119,7 @@ def table(curves: list[Curve], losses: bool) -> str:
             str(len(of)),
             f"{ends[0]['step']:,}",
             f"{min(curve.minutes for curve in of):.1f}",
-            KINDS[kind].said(names[0].rpartition("_")[2]),
+            metric(names[0]).label,
         ]
         for name, baseline in zip(names, baselines, strict=True):
             share = name.endswith("accuracy")

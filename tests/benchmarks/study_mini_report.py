@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.studies.charts import Line, Panel, svg
+from pretrain.report.charts import Line, Panel, svg
 from tests.benchmarks.studies import markdown
 
 

@@ -160,7 +160,7 @@ def test_the_report_shows_them_once_they_are_there(tmp_path: Path) -> None:
         "nobody chose them",
         "step 900",
         "the <b>deep [MASK] is wide",
-        "sea 61.0 %",
+        "sea 61.0%",
     ):
         assert words in page.text, words
     assert "<strong>sea</strong>" in (run / "report.html").read_text(), "the true word stands out"

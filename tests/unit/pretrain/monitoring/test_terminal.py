@@ -80,9 +80,9 @@ def test_it_shows_what_goes_on(tmp_path: Path, clock: list[float]) -> None:
     shown = painted(panel, console)
     for words in (
         "sea  training", "step 40 of 100  40%  30 s left", "at [MASK]", "loss 4.900  accuracy 12.0%",
-        "loss 5.000 (unigram 6.400)   perplexity 148 (unigram 602)   step 40", "MLM + NSP loss 5.4000",
+        "loss 5.000 (unigram 6.400)   perplexity 148 (unigram 602)   step 40", "MLM + NSP loss 5.400",
         "accuracy 11.0% (most frequent token 5.0%)   NSP accuracy 70.0% (commoner label 57.6%)", "15,240 tokens/s",
-        "40.7% of the peak (MFU)", "212 ms a step", "rate 1.25e-03", "gradient 0.92", "trust ratio 0.090",
+        "40.7% of the peak (MFU)", "212 ms a step", "lr 1.25e-03", "gradient 0.92", "trust ratio 0.090",
         "waited for 1.2% of the time", "97% of the token budget used", "1.29 GB",
         "step 20, 17.8 MB in 1.5 s, 12 s ago", "32 s", "blimp accuracy 61.2 (trivial 50.0)   step 40",
     ):  # fmt: skip

@@ -23,17 +23,8 @@ from pretrain.report.status import RUNNING, STALLED, STARTING, STOPPED, in_words
 from pretrain.report.summary import advice
 from pretrain.run.files import time_in
 from pretrain.run.folder import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, age_here, read_heartbeat
-from pretrain.run.metrics import (
-    PAIRS,
-    PLATEAU,
-    findings,
-    headline_of,
-    leading,
-    metric,
-    secondary,
-    sum_of,
-    with_majority,
-)
+from pretrain.run.learning import PAIRS, PLATEAU, findings, with_majority
+from pretrain.run.metrics import headline_of, leading, metric, secondary, sum_of
 from pretrain.run.metrics_log import wrong_figure
 from tests.unit.pretrain.report.test_report_charts import SUMMARY, Page, make_run, page_of
 from tests.unit.pretrain.report.test_status import NOW, Folder
@@ -82,14 +73,13 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_figures_are_told_by_the_parts_of_their_names() -> None:
     assert metric("held_out_sop_accuracy_in_order") == metric("sop_accuracy_in_order")
-    found = metric("sop_accuracy_in_order")
-    assert found is not None
-    assert (found.kind.name, found.what, found.label) == ("sop", "accuracy", "in_order")
-    assert metric("replaced_token_loss").said == "replaced token loss"  # type: ignore[union-attr]
-    assert metric("causal_perplexity").baseline == "causal_unigram_loss"  # type: ignore[union-attr]
-    assert [metric(name) for name in ("loss", "lr", "tokens_per_s", "padding_share", "a" * 99 + "_loss")] == [
-        None
-    ] * 5
+    known = metric("sop_accuracy_in_order")
+    assert known.prediction is not None
+    assert (known.prediction.name, known.measure, known.pair_label) == ("sop", "accuracy", "in_order")
+    assert metric("replaced_token_loss").label == "replaced token loss"
+    assert metric("causal_perplexity").baseline.key == "causal_unigram_loss"  # type: ignore[union-attr]
+    for name in ("loss", "lr", "tokens_per_s", "padding_share", "a" * 99 + "_loss"):
+        assert metric(name).prediction is None, name
     assert headline_of({}) == "mask_loss"
     assert wrong_figure({"held_out_twist_accuracy": "high"}) == "held_out_twist_accuracy"
 
@@ -130,7 +120,7 @@ def test_console_and_panel(tmp_path: Path) -> None:
     panel.held_out(10, EVALUATION)
     with console.capture() as capture:
         console.print(panel._painted())
-    for words in ("twist loss 0.600", TWIST, SOP, "SOP + twist loss 1.8000"):
+    for words in ("twist loss 0.600", TWIST, SOP, "SOP + twist loss 1.800"):
         assert words in capture.get(), words
 
 
@@ -140,17 +130,17 @@ def test_status_and_inspection(run: Path) -> None:
     assert "(SOP + echo + twist)" in said
     facts = json.loads((run / "summary.json").read_text()) | EVALUATION | {"checkpoints": [], "where": {}}
     rows = dict(run_headlines(facts, LINES))
-    assert rows["held-out twist accuracy"] == "78.0% (commonest answer: 60.0%)"
-    assert rows["held-out SOP accuracy"] == "72.0% (commoner label: 52.0%)"
+    assert rows["held-out twist accuracy"] == "78.0% (commonest answer 60.0%)"
+    assert rows["held-out sentence-order accuracy"] == "72.0% (commoner label 52.0%)"
     assert rows["  echo"] == "loss 0.310"
 
 
 def test_the_report(run: Path) -> None:
     page: Page = page_of(run)
     for words in (
-        "On text it has not seen, its twist accuracy is 78.0 %.", "Held-out twist loss", "Held-out twist accuracy",
-        "Always the commonest answer would get 60.0 %.", "Held-out sentence-order accuracy",
-        "One answer for all pairs would get 52.0 %.", "Sentence-order accuracy, by pair label", "Swapped", "Twist loss",
+        "On text it has not seen, its twist accuracy is 78.0%.", "Held-out twist loss", "Held-out twist accuracy",
+        "Always the commonest answer would get 60.0%.", "Held-out sentence-order accuracy",
+        "Always the commoner label would get 52.0%.", "Sentence-order accuracy, by pair label", "Swapped", "Twist loss",
         "Knowing only how many pairs are Swapped", "Total loss",
     ):  # fmt: skip
         assert words in page.text, words
@@ -164,7 +154,7 @@ def test_the_card() -> None:
     index: Any = SimpleNamespace(statistics={"held_out": COUNTS})
     rows = card._scores(EVALUATION, index, HEADLINE)
     assert isinstance(rows, dict)
-    assert rows["twist accuracy"] == "78.0% (without any context, commonest answer: 60.0%)"
+    assert rows["twist accuracy"] == "78.0% (commonest answer 60.0%)"
     assert rows["not comparable: echo"] == "loss 0.310"
     assert list(card._published(EVALUATION, HEADLINE)) == [
         "held_out_twist_accuracy", "held_out_twist_loss", "held_out_sop_accuracy",
@@ -175,8 +165,8 @@ def test_the_card() -> None:
 def test_the_dashboard() -> None:
     learning = sections("twisted")[0]
     titles = [panel.title for panel in learning.panels]
-    assert titles[:2] == ["Twist loss", "Twist accuracy, and of the commonest answer"]
-    assert "Accuracy by pair label" in titles
+    assert titles[:2] == ["Twist loss", "Twist accuracy"]
+    assert "Sentence-order accuracy, by pair label" in titles
     assert "[MASK]" not in learning.question + " ".join(titles)
     assert {
         *(
@@ -185,7 +175,7 @@ def test_the_dashboard() -> None:
             "sop_accuracy_swapped",
             "held_out_echo_accuracy",
         ),
-        *("twist_loss", "sop_loss"),
+        *("twist_loss", "sop_loss", "held_out_sop_loss_swapped"),
     } <= keys_of([learning])
 
 

@@ -24,9 +24,9 @@ def test_inspect_leads_with_what_is_predicted_at_mask() -> None:
     rows = shown(DEMO)
     assert list(rows)[1:5] == [
         "held-out loss at [MASK]", "held-out accuracy at [MASK]", "held-out perplexity at [MASK]",
-        "held-out NSP accuracy",
+        "held-out next-sentence accuracy",
     ]  # fmt: skip
-    assert rows["held-out loss at [MASK]"] == "3.000 (unigram: 5.880)"
+    assert rows["held-out loss at [MASK]"] == "3.000 (unigram 5.880)"
     assert rows["  positions that keep their word"] == "loss 0.810, accuracy 90.0%"
     assert rows["  loss that is minimised, MLM + NSP"] == "3.100"
     assert "look at" not in rows
@@ -47,7 +47,7 @@ def test_inspect_of_an_older_run_claims_nothing() -> None:
         "held_out": {"pair_labels": {"is_next": 424, "not_next": 576}}}}  # fmt: skip
     rows = shown(old)
     assert not [name for name in rows if "unigram" in name or "below" in rows[name]]
-    assert rows["held-out NSP accuracy"] == "60.0% (commoner label: 57.6%)"
+    assert rows["held-out next-sentence accuracy"] == "60.0% (commoner label 57.6%)"
     assert rows["  all predicted positions, visible words included"] == "loss 5.970"
 
 
@@ -84,8 +84,8 @@ def card(figures: dict[str, Any], **counts: int) -> Any:
 
 def test_the_card_puts_baselines_beside_and_no_sign_before_a_distance() -> None:
     rows = card(DEMO)
-    assert rows["loss at [MASK]"] == "3.000 (without any context, unigram: 5.880)"
-    assert rows["NSP accuracy"] == "92.0% (without any context, commoner label: 57.6%)"
+    assert rows["loss at [MASK]"] == "3.000 (unigram 5.880)"
+    assert rows["next-sentence accuracy"] == "92.0% (commoner label 57.6%)"
     assert next(iter(rows)) == "loss at [MASK]"
     assert next(name for name in rows if "keep" in name).startswith("not comparable")
     worse = card(COPIER)

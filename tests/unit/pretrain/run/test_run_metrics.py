@@ -18,21 +18,8 @@ from data_pipeline.vocabulary import train as learning
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.train import learn_vocabulary, sample
-from pretrain.run.metrics import (
-    PAIRS,
-    PLATEAU,
-    RISEN,
-    Finding,
-    Losses,
-    findings,
-    guess,
-    leading,
-    leads_alone,
-    perplexity,
-    secondary,
-    sum_of,
-    with_majority,
-)
+from pretrain.run.learning import PAIRS, PLATEAU, RISEN, Finding, Losses, findings, with_majority
+from pretrain.run.metrics import leading, leads_alone, metric, perplexity, score_of, secondary, sum_of
 from tests.command_line import write_text
 from tests.factories.vocabularies import TEXT
 
@@ -318,6 +305,17 @@ def test_figures_stand_beside_their_baselines() -> None:
     ]
 
 
+def test_a_baseline_is_compared_in_a_sentence() -> None:
+    keys = ("mask_loss", "mask_perplexity", "mask_accuracy", "nsp_accuracy", "kept_loss")
+    assert {key: score.sentence for key in keys if (score := score_of(key, DEMO))} == {
+        "mask_loss": "2.88 nats below what word frequencies alone give (5.880).",
+        "mask_perplexity": "Word frequencies alone give 358.",
+        "mask_accuracy": "Always the most frequent token would get 5.1%.",
+        "nsp_accuracy": "Always the commoner label would get 57.6%.",
+        "kept_loss": "",
+    }
+
+
 def test_an_area_under_the_curve_leads_beside_that_of_a_guess() -> None:
     found = {"rtd_auc": 0.71, "rtd_loss": 0.4, "rtd_accuracy": 0.86, "rtd_majority": 0.85, "mask_loss": 5.0}
     held_out = {f"held_out_{name}": value for name, value in found.items()}
@@ -333,7 +331,9 @@ def test_an_area_under_the_curve_leads_beside_that_of_a_guess() -> None:
         False,
         True,
     ]
-    assert (guess("held_out_rtd_auc"), guess("rtd_loss")) == ("A guess has 0.500.", "")
+    guess = metric("held_out_rtd_auc").baseline
+    assert guess is not None
+    assert (guess.sentence.format(0.5), metric("rtd_loss").baseline) == ("A guess has 0.5.", None)
 
 
 def test_what_copies_is_apart_and_what_adds_up_is_named() -> None:
@@ -346,7 +346,7 @@ def test_what_copies_is_apart_and_what_adds_up_is_named() -> None:
     assert sum_of({"held_out_mlm_loss": 1, "held_out_mask_loss": 1, "loss": 1}) == "MLM"
     assert sum_of({"mlm_loss": 1, "sop_loss": 1, "nsp_loss_is_next": 1}) == "MLM + SOP"
     assert sum_of({"loss": 1}) == "total"
-    assert [perplexity(x) for x in (None, 1.0, 6.0, 20.0, 1e9)] == ["", "2.7", "403", "4.9e+08", "5.2e+21"]
+    assert [perplexity(x) for x in (1.0, 6.0, 20.0, 1e9)] == ["2.7", "403", "4.9e+08", "5.2e+21"]
 
 
 def test_the_majority_of_an_older_run_is_counted() -> None:

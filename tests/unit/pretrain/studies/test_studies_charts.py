@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ET
 
-from pretrain.studies.charts import Line, Panel, Strip, strip_svg, svg
+from pretrain.report.charts import Line, Panel, Strip, strip_svg, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
