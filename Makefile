@@ -17,7 +17,7 @@
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read correctly
-# make study-mini   the Trainer of transformers beside ours at equal time, each at its best rate: docs/studies.md; SEEDS=3
+# make study-mini   the Trainer of transformers beside ours at equal time, each at its best rate: docs/evidence/studies/trainer.md; SEEDS=3
 # make docs   the pages of docs/ as a site in build/site, every link checked
 # make lint   ruff, mypy, shellcheck and hadolint
 

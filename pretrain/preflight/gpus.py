@@ -93,7 +93,8 @@ differ: 400 (L40S), 100 (A10) and 25 Gbit/s (RTX 4090) for eight GPUs are assume
 
 CALIBRATED: dict[str, float] = {"H100 80 GB": 0.385, "H200 141 GB": 0.409}
 """By the name of a Gpu: the share of the peak that BERT-large was measured to reach at 128 tokens
-(docs/benchmarks.md). For a GPU that is not here none was measured, and a forecast says that it is not calibrated."""
+(docs/evidence/benchmarks.md). For a GPU that is not here none was measured, and a forecast says that it is not
+calibrated."""
 
 LINK_EFFICIENCY = 0.8
 """Share of a link's stated bandwidth that a large collective reaches."""

@@ -6,7 +6,7 @@ BOOKS: running text in any form that data.sources reads; the demo's corpus witho
 vocab.txt. BERT, LDDL: checkouts of https://github.com/google-research/bert and https://github.com/NVIDIA/LDDL,
 whose own functions run unmodified (tests/benchmarks/peers.py says how, and what stands in for TensorFlow and Dask).
 
-The figures of docs/benchmarks.md, on a quiet machine of two cores, some eight minutes and some four:
+The figures of docs/evidence/benchmarks_data.md, on a quiet machine of two cores, some eight minutes and some four:
 
     python tests/benchmarks/bench_prepare.py --source BOOKS --vocab VOCAB --peer BERT --peer LDDL
     python tests/benchmarks/bench_prepare.py --source BOOKS --vocab VOCAB --only workers --workers 2

@@ -13,7 +13,7 @@ ROOM = 0.1
 
 
 class Case(NamedTuple):
-    """A run and what it was measured to take, as docs/benchmarks.md has it."""
+    """A run and what it was measured to take, as docs/evidence/plan_calibration.md has it."""
 
     precision: str
     stage: int

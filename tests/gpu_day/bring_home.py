@@ -1,4 +1,4 @@
-"""Make of what day.py left: rows for docs/benchmarks.md, the utilisation that plan uses, and the trained run.
+"""Make of what day.py left: rows for docs/evidence/benchmarks.md, the utilisation that plan uses, and the trained run.
 
     python -m tests.gpu_day.bring_home OUT [OUT ...] [--runs runs] [--carried build/gpu_day]
 

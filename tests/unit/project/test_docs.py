@@ -21,7 +21,7 @@ from tests.factories.tasks import FILES, write
 ELSEWHERE = (
     "adding_an_objective.md"  # its blocks are files: tests/smoke/test_adding_an_objective.py writes them
 )
-PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != ELSEWHERE)
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != ELSEWHERE)
 DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
 
@@ -86,7 +86,8 @@ def test_the_site_builds(tmp_path: Path) -> None:
     ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert {f"{page.stem}.html" for page in PAGES} <= {path.name for path in (tmp_path / "site").iterdir()}
+    for page in PAGES:
+        assert (tmp_path / "site" / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file()
     front = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert "fonts.googleapis" not in front
 

@@ -132,17 +132,17 @@ def test_the_curve_is_the_schedule() -> None:
     assert curve((0.0, 0.5, 1.0), rows=2) == ["    █", "   ██"]
 
 
-# The table of docs/benchmarks.md of what recipes would do on eight GPUs is what `maskmill plan` says today.
+# The table of docs/evidence/plan_calibration.md of what recipes would do on eight GPUs is what `maskmill plan` says today.
 
 
 EIGHT = Cluster(1, 8, gpu_named("h100"))
-PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "evidence" / "plan_calibration.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\w+)((?: [\w.]+=\S+)*)`(?:, phase `(\w+)`)? \| (.+) \|$", re.MULTILINE)
 
 
 def rows() -> list[tuple[str, str, str, str]]:
     """(recipe, its overrides, phase, the other cells) of each row."""
-    _, found, text = PAGE.partition("### Recipes on eight GPUs, as planned\n")
+    _, found, text = PAGE.partition("## Recipes on eight GPUs, as planned\n")
     assert found
     return ROW.findall(re.split(r"^#+ ", text, flags=re.MULTILINE)[0])
 
