@@ -1,6 +1,6 @@
 """Define the verbs that make data: vocab, prepare."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +14,10 @@ from launch.progress import stages
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from data_pipeline.records import ShowProgress
     from data_pipeline.settings import DataSettings, VocabularySettings
     from data_pipeline.shards.index import Index
+    from pretrain.config.settings import RunConfig
 
 
 # Show what the new words of an extended vocabulary save.
@@ -149,70 +151,100 @@ def prepare(
 
     check_address_space()
     config = load_config(recipe, overrides or [])
-    from data_pipeline.masking.budget import MaskBudget
-    from data_pipeline.prepare import prepare as run
+    if share != "0/1" and not stage:
+        raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")
+    if stage:
+        prepare_stage(config, stage, share)
+    else:
+        prepare_shards(config, stages(console), say)
+
+
+def prepare_stage(config: "RunConfig", stage: str, share: str) -> None:
+    """Do this share, as 3/16, of the tasks of one stage of the preparation of each phase, and print what it did."""
     from data_pipeline.prepare import prepare_share
     from data_pipeline.shards.index import Index
-    from data_pipeline.sources.passed_over import lines
-    from data_pipeline.sources.snapshot import noted
     from data_pipeline.stages.executors import Share
-    from data_pipeline.vocabulary.files import load_vocabulary
     from pretrain.config.phases import data_of_phases
     from pretrain.monitoring.wandb_run import record_prepare
+
+    check_before_reading(config)
+    for data in data_of_phases(config):
+        say(prepare_share(data, stages(console), stage, Share.parsed(share), warn=say))
+        if stage == "discover":
+            _say_masks(data, say)
+        if stage == "finish":
+            index = Index.load(data.out)
+            _say_of(index, say)
+            record_prepare(config, index)
+
+
+def prepare_shards(
+    config: "RunConfig", progress: "ShowProgress", say: Callable[[str], None]
+) -> "list[Index]":
+    """Prepare the shards of each phase, and return their indexes; those that were prepared so before are returned as
+    they are. `say` gets the lines about each. Raises UserError for a mistake in settings, sources or vocabulary."""
+    from data_pipeline.prepare import prepare as run
+    from data_pipeline.shards.index import TRAIN
+    from data_pipeline.sources.passed_over import lines
+    from data_pipeline.sources.snapshot import noted
+    from pretrain.config.phases import data_of_phases
+    from pretrain.monitoring.wandb_run import record_prepare
+
+    check_before_reading(config)
+    indexes = []
+    for data in data_of_phases(config):
+        _say_masks(data, say)  # before hours of work
+        index, fresh = run(data, progress, warn=say)
+        indexes.append(index)
+        train = index.splits[TRAIN]
+        say(
+            f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
+            f"{len(train.shards)} shard{'s' * (len(train.shards) != 1)} in {data.out}"
+        )
+        _say_of(index, say)
+        for line in lines(noted(data.out).get("passed_over", {})):
+            say(line)
+        if fresh:
+            record_prepare(config, index)
+    return indexes
+
+
+def check_before_reading(config: "RunConfig") -> None:
+    """Raise UserError if the vocabulary, or the folder in init_from, does not fit the run: before hours of work."""
+    from data_pipeline.vocabulary.files import load_vocabulary
     from pretrain.objectives.registry import registered
     from pretrain.preflight.check_run import check_vocabulary
     from pretrain.run.folder import model_folders
     from pretrain.training.initial_weights_check import check_hugging_face, check_vocabulary_there
 
-    if share != "0/1" and not stage:
-        raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")
     check_vocabulary_there(config)
     if registered(config.objective.name).needs:
         check_vocabulary(config, load_vocabulary(config.data.vocab), config.data.vocab)
     if config.init_from and model_folders(Path(config.init_from)):
-        check_hugging_face(config, load_vocabulary(config.data.vocab))  # before hours of work
-    for data in data_of_phases(config):
-        if stage:
-            say(prepare_share(data, stages(console), stage, Share.parsed(share), warn=say))
-            if stage == "discover":
-                _say(MaskBudget.of(data).note(data.sequence_length))
-            if stage == "finish":
-                index = Index.load(data.out)
-                _say_of(index)
-                record_prepare(config, index)
-            continue
-        _say(MaskBudget.of(data).note(data.sequence_length))  # before hours of work
-        index, fresh = run(data, stages(console), warn=say)
-        train = index.splits["train"]
-        say(
-            f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
-            f"{len(train.shards)} shard{'s' * (len(train.shards) != 1)} in {data.out}"
-        )
-        _say_of(index)
-        for line in lines(noted(data.out).get("passed_over", {})):
-            say(line)
-        if fresh:
-            record_prepare(config, index)
+        check_hugging_face(config, load_vocabulary(config.data.vocab))
 
 
-def _say_of(index: "Index") -> None:
-    """Print how much of the text these shards use, and what they show against their settings, vocabulary or text."""
+def _say_masks(data: "DataSettings", say: Callable[[str], None]) -> None:
+    """Say where a cap on the masks of an example binds."""
+    from data_pipeline.masking.budget import MaskBudget
+
+    if note := MaskBudget.of(data).note(data.sequence_length):
+        say(note)
+
+
+def _say_of(index: "Index", say: Callable[[str], None]) -> None:
+    """Say how much of the text these shards use, and what they show against their settings, vocabulary or text."""
     from data_pipeline.shards.index import TRAIN, measured_note
     from data_pipeline.shards.lint import documents, one_document
     from data_pipeline.shards.statistics import held_out_note, text_note
     from data_pipeline.vocabulary.fit import unknown_note
 
-    say(text_note(index.statistics.get(TRAIN)))
-    _say(measured_note(index))
+    notes = [text_note(index.statistics.get(TRAIN)), measured_note(index)]
     if finding := one_document(documents(index), index.settings):
-        _say(f"warning: {finding[0]}; {finding[1]}")
+        notes.append(f"warning: {finding[0]}; {finding[1]}")
     reading = index.statistics.get("reading")
-    _say(unknown_note(reading) if isinstance(reading, dict) else "")
+    notes.append(unknown_note(reading) if isinstance(reading, dict) else "")
     if few := held_out_note(index.statistics):
-        _say(f"warning: {few}; raise data.held_out, or add text")
-
-
-def _say(words: str) -> None:
-    """Prints a line, if there is something to say."""
-    if words:
-        say(words)
+        notes.append(f"warning: {few}; raise data.held_out, or add text")
+    for note in filter(None, notes):
+        say(note)

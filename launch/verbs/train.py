@@ -4,7 +4,7 @@ import shlex
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from data_pipeline.errors import UserError
 from launch import completion
 from launch.app import Overrides, Recipe, app, console, errors, first_rank, say, say_json
 from launch.progress import waiting
+
+if TYPE_CHECKING:
+    from pretrain.config.settings import RunConfig
 
 USUAL_GPUS = 8
 """Of a machine, where nothing says otherwise."""
@@ -51,11 +54,21 @@ def train(
     Example:
         maskmill train --list
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
-    from launch.recipe import load_config, names_sources
+    from launch.recipe import load_config
 
     config = load_config(recipe, overrides or [])
+    if code := start_training(config, recipe, overrides or [], sys.argv[1:]):
+        raise SystemExit(code)
+
+
+def start_training(config: "RunConfig", recipe: str, overrides: list[str], arguments: list[str]) -> int:
+    """Check a run, start its ranks with `maskmill ARGUMENTS` and watch over them; in a process that a launcher has
+    started, train as one of the ranks. Return the exit code: 0 if the run is finished, or was before. Raises
+    UserError for a mistake in settings, shards or run folder."""
+    from launch.recipe import names_sources
+
     with waiting(errors, "checking settings and shards"):
-        if names_sources(recipe, overrides or []):
+        if names_sources(recipe, overrides):
             from pretrain.preflight.check_run import check_sources
 
             check_sources(config)
@@ -69,12 +82,12 @@ def train(
     if not launched:
         if nothing_to_do:
             say(nothing_to_do)
-            return
+            return 0
         from launch.ranks import ended_with, start_ranks
 
         logs, run = Path(config.run.dir) / "logs", config.run
-        code = start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay)
-        raise SystemExit(ended_with(code, run.stopped_exit_code))
+        code = start_ranks(arguments, run.ranks, logs, run.restarts, run.restart_delay)
+        return ended_with(code, run.stopped_exit_code)
     from pretrain.distributed.watchdog import Watchdog
 
     watchdog = Watchdog(config.run)
@@ -82,7 +95,8 @@ def train(
     with waiting(errors, "starting") if first_rank() else nullcontext():
         from pretrain.train import train as train_run
 
-    train_run(config, console, command=shlex.join(["maskmill", *sys.argv[1:]]), watchdog=watchdog)
+    train_run(config, console, command=shlex.join(["maskmill", *arguments]), watchdog=watchdog)
+    return 0
 
 
 @app.command()

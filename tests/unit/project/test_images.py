@@ -347,7 +347,7 @@ def test_the_build_context_is_what_a_wheel_is_built_from() -> None:
         if not word.startswith("--") and word not in (".", "/opt/maskmill")
     }
     packages = {"launch", "pretrain", "data_pipeline", "slurm"}  # slurm: the wheel's batch scripts
-    assert copied | packages | {"pyproject.toml", "README.md", "LICENSE"} == let_in
+    assert copied | packages | {"pyproject.toml", "README.md", "LICENSE", "maskmill.py"} == let_in
 
 
 def test_cloud_md_says_what_there_is() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.command_line import ROOT
 
-PACKAGES = ("data_pipeline", "pretrain", "launch")
+PACKAGES = ("data_pipeline", "pretrain", "launch", "maskmill.py")
 BUILD = "import sys; from setuptools import build_meta as b; getattr(b, f'build_{sys.argv[1]}')(sys.argv[2])"
 
 
