@@ -194,7 +194,7 @@ fuzz: env
 	@MASKMILL_FUZZ=60 $(BIN)/python -m pytest -s tests/unit/data_pipeline/sources/test_fuzz_sources.py tests/unit/data_pipeline/shards/test_index.py
 
 docs: env
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "the site: build/site/index.html"
 
 SEEDS ?= 1

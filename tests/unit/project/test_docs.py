@@ -21,8 +21,8 @@ from tests.factories.tasks import FILES, write
 ELSEWHERE = (
     "adding_an_objective.md"  # its blocks are files: tests/smoke/test_adding_an_objective.py writes them
 )
+FORMAT = "reference/shard_format.md"
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != ELSEWHERE)
-DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
@@ -79,7 +79,6 @@ def test_the_site_builds(tmp_path: Path) -> None:
         "-m",
         "mkdocs",
         "build",
-        "--quiet",
         "--strict",
         "--site-dir",
         str(tmp_path / "site"),
@@ -92,25 +91,28 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert "fonts.googleapis" not in front
 
 
-def section(heading: str) -> str:
-    """The part of docs/data.md under a heading."""
-    _, found, text = DATA.partition(f"# {heading}\n")
-    assert found, f"docs/data.md has no heading {heading!r}"
+def section(name: str, heading: str) -> str:
+    """The part of a page of docs/ under a heading."""
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    _, heads, text = page.partition(f"# {heading}\n")
+    assert heads, f"docs/{name} has no heading {heading!r}"
     return re.split(r"^#+ ", text, flags=re.MULTILINE)[0]
 
 
-def test_data_md_names_what_there_is() -> None:
+def test_the_pages_of_data_name_what_there_is() -> None:
     def first_cells(text: str) -> set[str]:
         rows = re.findall(r"^\|((?: `\w+`)+) \|", text, re.MULTILINE)
         return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
-    assert first_cells(section("What decides the bytes")) == set(settings_affecting_bytes(DataSettings()))
-    assert first_cells(section("Sources and bad text")) == {field.name for field in fields(Counts)}
-    assert first_cells(section("Columns")) == set(COLUMNS)
-    assert first_cells(section("index.json")) == set(ShardEntry._fields)
-    assert set(re.findall(r'"(\w+)": ', section("Block tables"))) == {"blocks", *BLOCK_FIELDS}
-    purposes = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", section("Random draws"), re.MULTILINE))
+    assert first_cells(section("data.md", "What decides the bytes")) == set(
+        settings_affecting_bytes(DataSettings())
+    )
+    assert first_cells(section("data.md", "Sources and bad text")) == {field.name for field in fields(Counts)}
+    assert first_cells(section(FORMAT, "Columns")) == set(COLUMNS)
+    assert first_cells(section(FORMAT, "index.json")) == set(ShardEntry._fields)
+    assert set(re.findall(r'"(\w+)": ', section(FORMAT, "Block tables"))) == {"blocks", *BLOCK_FIELDS}
+    purposes = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", section(FORMAT, "Random draws"), re.MULTILINE))
     assert {name: getattr(rng, name) for name in purposes} == {n: int(v) for n, v in purposes.items()}
-    modules = re.findall(r"`([\w/]+\.py)`", section("The data flow"))
+    modules = re.findall(r"`([\w/]+\.py)`", section("data.md", "The data flow"))
     assert len(modules) > 10
     assert all((ROOT / "data_pipeline" / module).is_file() for module in modules)

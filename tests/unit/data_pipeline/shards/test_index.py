@@ -1,6 +1,6 @@
-"""docs/data.md is enough to write shards: a writer in plain Python, without numpy and without any of our code, makes a
-folder, and the data pipeline reads every example of it as it was meant. Then: no change of any byte of such a folder is
-read as something else."""
+"""docs/reference/shard_format.md is enough to write shards: a writer in plain Python, without numpy and without any of
+our code, makes a folder, and the data pipeline reads every example of it as it was meant. Then: no change of any byte
+of such a folder is read as something else."""
 
 import hashlib
 import json
