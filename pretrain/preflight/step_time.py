@@ -65,9 +65,10 @@ BYTES_PER_PARAMETER = 42
 and update, writes weight and its half-precision copy."""
 LAUNCH_SECONDS = 34e-6
 """Host time per operation: Python, DeepSpeed's hooks, PyTorch's dispatcher and autograd, cudaLaunchKernel. Measured
-(docs/evidence/plan_calibration.md) as what the host needs for forward and backward of a micro-batch, over the operations
-counted here: BERT-large 53 ms for 1,566 on an H200 and 66 ms on an H100, BERT-base 34 ms for 894 on the H200, so 34, 42 and 38
-microseconds. The least of them for every GPU, since it is the host's; all ran compiled at stage 1 in bf16."""
+(docs/evidence/plan_calibration.md) as what the host needs for forward and backward of a micro-batch, over the
+operations counted here: BERT-large 53 ms for 1,566 on an H200 and 66 ms on an H100, BERT-base 34 ms for 894 on the
+H200, so 34, 42 and 38 microseconds. The least of them for every GPU, since it is the host's; all ran
+compiled at stage 1 in bf16."""
 COMPILED_PER_PRODUCT = 2
 """Operations in a compiled model per matrix product or attention: itself, and one fused kernel for everything up to the
 next."""

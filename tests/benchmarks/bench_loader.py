@@ -2,7 +2,8 @@
 
     python tests/benchmarks/bench_loader.py [--examples 1000000] [--length 128] [--folder FOLDER]
 
-The figures of docs/evidence/benchmarks_data.md: with `--length 128` and `--length 512` on a quiet machine, a minute each.
+The figures of docs/evidence/benchmarks_data.md: with `--length 128` and `--length 512` on a quiet
+machine, a minute each.
 
 Makes synthetic shards and reads them back on one core in one run, caches warm: our loader (with its thread, and
 without), plain WebDataset and mosaicml-streaming, each with one example a sample. The peers read the first examples

@@ -1,8 +1,8 @@
 """Budgets of a layer of BERT-large's size, compiled in bf16: kernels, bytes, and what each kernel needs of a GPU.
 
-A micro-batch has as many examples as that of BERT-large in docs/evidence/benchmarks.md: Inductor chooses other kernels for small
-ones. What a layer costs is the difference between encoders of four and of two, by layer: the last one computes the
-rows that heads read alone, and embeddings and heads cost the same in both.
+A micro-batch has as many examples as that of BERT-large in docs/evidence/benchmarks.md: Inductor chooses other
+kernels for small ones. What a layer costs is the difference between encoders of four and of two, by
+layer: the last one computes the rows that heads read alone, and embeddings and heads cost the same in both.
 """
 
 import json

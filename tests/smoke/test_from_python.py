@@ -1,4 +1,4 @@
-"""`import maskmill`: text to a scored model by functions, as the command line does it; nothing heavy is loaded before."""
+"""`import maskmill`: text to a scored model by functions; nothing heavy is loaded before."""
 
 import subprocess
 import sys

@@ -132,7 +132,7 @@ def test_the_curve_is_the_schedule() -> None:
     assert curve((0.0, 0.5, 1.0), rows=2) == ["    █", "   ██"]
 
 
-# The table of docs/evidence/plan_calibration.md of what recipes would do on eight GPUs is what `maskmill plan` says today.
+# The table of recipes on eight GPUs in docs/evidence/plan_calibration.md is what `maskmill plan` says today.
 
 
 EIGHT = Cluster(1, 8, gpu_named("h100"))
