@@ -13,6 +13,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+EXIT_FAILED, EXIT_USER_ERROR, EXIT_STOPPED, EXIT_INTERRUPTED = 1, 2, 3, 130
+"""Exit codes: of an error that nobody foresaw; of a UserError, which would recur; of a training that a signal has
+ended, which is saved and which the same command resumes; of any other verb after Ctrl-C."""
+
 # Redact credentials in text and settings.
 
 # Both patterns take time in proportion to the text: each is tried once for a run of the characters that it begins with.

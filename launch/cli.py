@@ -17,7 +17,7 @@ from types import TracebackType
 import typer
 
 import launch.verbs  # noqa: F401
-from data_pipeline.errors import UserError, printable, shortened
+from data_pipeline.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, printable, shortened
 from data_pipeline.io.files import choose_cache, not_private, own_temporary_folder, user_caches
 from launch.app import address_space, app, first_rank
 from launch.ranks import end_with_supervisor
@@ -113,30 +113,31 @@ def main() -> None:
     try:
         app(prog_name="maskmill", standalone_mode=False)
     except UserError as error:
-        fail(str(error), 2)
+        fail(str(error), EXIT_USER_ERROR)
     except typer.Exit as error:
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
-        fail("interrupted" if first_rank() else "", 130)
+        fail("interrupted" if first_rank() else "", EXIT_INTERRUPTED)
     except OSError as error:
         if error.errno is None:
             raise
         name = f"{error.filename}: " if error.filename else ""
-        fail(f"{name}{error.strerror}", 2)
+        fail(f"{name}{error.strerror}", EXIT_USER_ERROR)
     except (MemoryError, SystemError) as error:
         limit = address_space()
         if isinstance(error, SystemError) and not limit:  # libraries raise it too where memory ends
             raise
         of = f", of which `ulimit -v` allows {limit / 1e6:,.0f} MB" if limit else ""
         fail(
-            f"there is not enough memory{of} (lower data.workers or sizes, or run it on a larger machine)", 2
+            f"there is not enough memory{of} (lower data.workers or sizes, or run it on a larger machine)",
+            EXIT_USER_ERROR,
         )
     except Exception as error:
         usage = getattr(error, "format_message", None)  # click's own usage errors
         if usage is None:
             raise
         context = getattr(error, "ctx", None)
-        fail(f"{usage()} (see `{context.command_path if context else 'maskmill'} --help`)", 2)
+        fail(f"{usage()} (see `{context.command_path if context else 'maskmill'} --help`)", EXIT_USER_ERROR)
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from data_pipeline.errors import printable
+from data_pipeline.errors import EXIT_STOPPED, EXIT_USER_ERROR, printable
 from data_pipeline.io.files import open_to_write, own_folder
 from pretrain.distributed.launch_env import SUPERVISOR
 from pretrain.distributed.watchdog import stage_in
@@ -36,11 +36,7 @@ ALLOCATOR = "tcmalloc_minimal"
 does not (docs/evidence/benchmarks.md)."""
 ALLOCATOR_ENVIRONMENT = {"TCMALLOC_RELEASE_RATE": "0", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
 
-STOPPED = 3
-"""Exit code of a run that a signal ended: it has saved, and the same command resumes it."""
-REFUSED = 2
-"""Exit code of a user error, which the first rank reports in one line."""
-QUIET_CODES = (REFUSED, STOPPED)
+QUIET_CODES = (EXIT_USER_ERROR, EXIT_STOPPED)
 """Exit codes of ranks that ended as designed: a user error reported in one line; saved after a signal. The first
 would recur and the second is wanted: nothing is restarted after them."""
 KILL_AFTER_FAILURE_SECONDS = 15.0
@@ -77,14 +73,14 @@ def start_ranks(
             line = f"maskmill: restarting from the newest checkpoint: {how_often}"
             print(printable(line), file=sys.stderr, flush=True)
             if signals.wait(restart_delay):
-                return STOPPED
+                return EXIT_STOPPED
     return code
 
 
 def ended_with(code: int, stopped: int) -> int:
     """Return the exit code of a whole training from that of its ranks: `stopped` (run.stopped_exit_code) in place of
-    STOPPED, but for a study, which knows its trainings by the latter."""
-    return stopped if code == STOPPED and SUPERVISOR not in os.environ else code
+    EXIT_STOPPED, but for a study, which knows its trainings by the latter."""
+    return stopped if code == EXIT_STOPPED and SUPERVISOR not in os.environ else code
 
 
 @cache
@@ -231,9 +227,9 @@ def _supervise(ranks: list[_Rank]) -> _Rank | None:
     failed: _Rank | None = None
     deadline = math.inf
     while running := [rank for rank in ranks if rank.process.poll() is None]:
-        if failed is None and (failed := _first_failed(ranks, but=STOPPED)):
+        if failed is None and (failed := _first_failed(ranks, but=EXIT_STOPPED)):
             deadline = time.monotonic() + (
-                KILL_AFTER_END_SECONDS if failed.code == REFUSED else KILL_AFTER_FAILURE_SECONDS
+                KILL_AFTER_END_SECONDS if failed.code == EXIT_USER_ERROR else KILL_AFTER_FAILURE_SECONDS
             )
         elif deadline == math.inf and len(running) < len(ranks):
             deadline = time.monotonic() + KILL_AFTER_END_SECONDS
@@ -246,8 +242,8 @@ def _supervise(ranks: list[_Rank]) -> _Rank | None:
         print(printable(said), file=sys.stderr)
     ended = [rank for rank in ranks if rank not in running]
     end_all(running)
-    mistaken = next((rank for rank in ranks if rank.code == REFUSED), None)
-    return mistaken or failed or _first_failed(ended, but=STOPPED) or _first_failed([*ended, *running])
+    mistaken = next((rank for rank in ranks if rank.code == EXIT_USER_ERROR), None)
+    return mistaken or failed or _first_failed(ended, but=EXIT_STOPPED) or _first_failed([*ended, *running])
 
 
 def _first_failed(ranks: list[_Rank], but: int = 0) -> _Rank | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from data_pipeline.errors import EXIT_STOPPED
 from pretrain.checkpoint.save import Saver
 from pretrain.config.settings import RunConfig, RunSettings
 from pretrain.distributed.engine import Engine, build_engine
@@ -53,9 +54,6 @@ from pretrain.training.start import open_on_all_ranks, summary
 from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut, Probe
 
-STOPPED = 3
-"""Exit code after a signal: the run is saved, and the same command resumes it. See run.stopped_exit_code."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -82,8 +80,8 @@ class Run:
 def train(config: RunConfig, console: Console, command: str, watchdog: Watchdog) -> None:
     """Start or resume the run that `config` describes. All ranks call this.
 
-    Raises UserError for errors the user can fix. After a signal, saves a checkpoint and exits with STOPPED. In either
-    case `watchdog` limits the rest of the process."""
+    Raises UserError for errors the user can fix. After a signal, saves a checkpoint and exits with EXIT_STOPPED. In
+    either case `watchdog` limits the rest of the process."""
     stop = StopRequest()
     world = World.from_environment()
     set_arithmetic(config)
@@ -128,9 +126,9 @@ def train(config: RunConfig, console: Console, command: str, watchdog: Watchdog)
 
 
 def stopped_code(run: RunSettings, environment: Mapping[str, str]) -> int:
-    """Return the exit code of a rank that a signal has ended: that of the settings, but STOPPED beneath
+    """Return the exit code of a rank that a signal has ended: that of the settings, but EXIT_STOPPED beneath
     `maskmill train` itself, which waits for it, and ends with the one of the settings."""
-    return STOPPED if SUPERVISOR in environment else run.stopped_exit_code
+    return EXIT_STOPPED if SUPERVISOR in environment else run.stopped_exit_code
 
 
 def run_phases(

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from data_pipeline.errors import UserError
-from launch.ranks import STOPPED
+from data_pipeline.errors import EXIT_STOPPED, UserError
 from launch.studies.read import (
     Place,
     StepTime,
@@ -230,7 +229,7 @@ def _short_run(design: Design, arm: str, place: Place) -> list[float]:
     }
     log = place.folder / "logs" / f"{arm}-timed.log"
     code, output = maskmill(["train", run.recipe, *run.overrides, *overrides_of(short)], log)
-    if code == STOPPED:
+    if code == EXIT_STOPPED:
         raise Stopped(f"{arm}-timed")
     if code:
         raise UserError(f"a short run failed: {last_line(output)}", where=f"{arm} ({log})")

@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_pipeline.errors import UserError, first_line
+from data_pipeline.errors import EXIT_STOPPED, UserError, first_line
 from data_pipeline.io.files import canonical_json, open_to_write, own_folder
 from data_pipeline.shards.index import Index
 from data_pipeline.stages.executors import ALL, LocalProcesses, Share, processes_for_jobs
-from launch.ranks import STOPPED
 from launch.studies.budget import all_cells, budget_of, first_cells, steps_by_arm, time_arms
 from launch.studies.read import Place, Run, Stopped, last_line, maskmill, run_folder, run_of, trains
 from pretrain.config.settings import RunConfig
@@ -267,7 +266,7 @@ def _train(run: Run, cell: Cell, place: Place) -> bool:
     """Train; return whether the run stayed finite."""
     log = place.folder / "logs" / f"{cell.name}.log"
     code, output = maskmill(["train", run.recipe, *run.overrides], log)
-    if code == STOPPED:
+    if code == EXIT_STOPPED:
         raise Stopped(cell.name)
     if code and DIVERGED.search(output):
         return False

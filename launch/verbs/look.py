@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import EXIT_USER_ERROR, UserError
 from launch import completion
 from launch.app import Overrides, Run, app, console, errors, run_folder, run_folder_of, say, say_json
 from launch.progress import waiting
@@ -82,7 +82,7 @@ def doctor(
             line = f"{MARKS[finding.level]} {finding.subject}: {escape(finding.text)}{remedy}"
             console.print(line, soft_wrap=True)
     if any(finding.essential and finding.level == MISSING for finding in found):
-        raise SystemExit(2)
+        raise SystemExit(EXIT_USER_ERROR)
 
 
 @app.command()

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import EXIT_STOPPED, UserError
 from launch import completion
 from launch.app import app, say
-from launch.ranks import STOPPED
 from launch.studies import study_names
 
 
@@ -153,7 +152,7 @@ def study(
             work.redraw()
     except Stopped as stopped:
         say(f"{stopped} stopped; the same command continues")
-        raise SystemExit(STOPPED) from None
+        raise SystemExit(EXIT_STOPPED) from None
     if not prepare and share == "0/1":
         say((folder / "table.md").read_text("utf-8"))
         say(f"page: {folder / 'README.md'}")

@@ -13,13 +13,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import EXIT_USER_ERROR, UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import DEFAULT_PORT, place, srun_cores
 
 Found = TypeVar("Found")
-REFUSED = 2
-"""Exit code after an error the user can fix."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ def raise_on_all_ranks(world: World, check: Callable[[], Found]) -> Found:
         world.together(lambda: found.append(check()))
     except UserError:
         if world.rank != 0:
-            raise SystemExit(REFUSED) from None
+            raise SystemExit(EXIT_USER_ERROR) from None
         raise
     return found[0]
 

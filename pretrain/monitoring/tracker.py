@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from data_pipeline.errors import UserError, first_line, redact_settings
+from data_pipeline.errors import EXIT_FAILED, EXIT_STOPPED, UserError, first_line, redact_settings
 from pretrain.config.settings import MonitorSettings
 from pretrain.monitoring import wandb_run
 from pretrain.monitoring.wandb_run import (
@@ -180,7 +180,7 @@ def _read(path: Path) -> dict[str, float]:
 # Track metrics on W&B: monitor.tracker=wandb.
 
 
-EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
+EXIT_CODES = {"finished": 0, "stopped": EXIT_STOPPED, "failed": EXIT_FAILED}
 """The exit code passed to W&B for each end of an attempt."""
 
 
@@ -249,7 +249,7 @@ class Wandb:
             self._uploaded.write(self._folder)
 
     def _finish(self, connection: Connection, status: str) -> None:
-        settled = connection.finish(EXIT_CODES.get(status, 1), preempted=status == "stopped")
+        settled = connection.finish(EXIT_CODES.get(status, EXIT_FAILED), preempted=status == "stopped")
         if not connection.online:
             tell(f"W&B has not seen this run: `maskmill sync {self._folder}` sends it")
         if connection.online:

@@ -65,6 +65,7 @@ def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, 
     from deepspeed.accelerator import get_accelerator
     from rich.console import Console
 
+    from data_pipeline.errors import EXIT_STOPPED
     from launch.recipe import load_config
     from pretrain import train
     from pretrain.distributed import engine
@@ -105,7 +106,7 @@ def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, 
                     config, Console(file=output, width=500), "maskmill train demo", Watchdog(config.run)
                 )
             except SystemExit as error:
-                assert error.code == train.STOPPED  # noqa: PT017 (it need not be raised)
+                assert error.code == EXIT_STOPPED  # noqa: PT017 (it need not be raised)
         found.append((dict(seen), output.getvalue(), time.perf_counter() - started))
     return found
 

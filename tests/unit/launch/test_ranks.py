@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.errors import EXIT_STOPPED
 from launch import ranks
 from pretrain.distributed.launch_env import is_launched
 from tests.command_line import ROOT, environ, running, until
@@ -273,8 +274,8 @@ def test_the_code_of_a_stopped_training_is_that_of_the_settings(
 
 def test_a_rank_that_another_launcher_started_ends_with_it_itself() -> None:
     from pretrain.config.settings import RunSettings
-    from pretrain.train import STOPPED, stopped_code
+    from pretrain.train import stopped_code
 
     run = RunSettings(stopped_exit_code=143)
     assert stopped_code(run, {}) == 143
-    assert stopped_code(run, {ranks.SUPERVISOR: "1"}) == STOPPED == 3, "the launcher knows it by 3"
+    assert stopped_code(run, {ranks.SUPERVISOR: "1"}) == EXIT_STOPPED == 3, "the launcher knows it by 3"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import UserError
-from launch.ranks import STOPPED
+from data_pipeline.errors import EXIT_STOPPED, UserError
 from launch.studies import budget as module
 from launch.studies.budget import EVERY, ROUNDS, budget_of, plan_lines, quiet_step, steps_by_arm, time_arms
 from launch.studies.read import (
@@ -138,7 +137,7 @@ def test_a_short_run_that_fails_or_is_stopped(
     monkeypatch.setattr(module, "maskmill", lambda *_: (2, "maskmill: no room\n"))
     with pytest.raises(UserError, match=r"a-timed\.log.*a short run failed: no room"):
         time_arms(design, place, print)
-    monkeypatch.setattr(module, "maskmill", lambda *_: (STOPPED, ""))
+    monkeypatch.setattr(module, "maskmill", lambda *_: (EXIT_STOPPED, ""))
     with pytest.raises(Stopped):
         time_arms(design, place, print)
     monkeypatch.setattr(module, "maskmill", lambda *_: (0, ""))
