@@ -23,6 +23,7 @@ from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
 from pretrain.config.phases import data_of_phases, on_cpus, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.report.status import FINISHED, RUNNING, STARTING, exported_model, read_status
+from pretrain.run.files import LOGS
 
 # Size the jobs: cores and host memory of training ranks and single-process jobs, tasks of a preparation.
 
@@ -185,7 +186,7 @@ class Request:
     @property
     def logs(self) -> Path:
         """The folder for logs: that of the run."""
-        return Path(self.config.run.dir).absolute() / "logs"
+        return Path(self.config.run.dir).absolute() / LOGS
 
     def job(
         self, stage: str, script: str, options: list[str], words: list[str], name: str = "", **env: str

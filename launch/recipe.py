@@ -26,7 +26,8 @@ from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.config.yaml_files import check_shape, load_yaml, merged, refuse_odd, schema, typed
 from pretrain.objectives.registry import OBJECTIVES, registered
 from pretrain.preflight.validate import wrong_settings
-from pretrain.run.folder import CONFIG, read_config
+from pretrain.run.files import CONFIG
+from pretrain.run.folder import read_config
 from pretrain.tasks.settings import EvaluationSettings
 
 # Merge what the Hugging Face folder in init_from states into the settings of a run.

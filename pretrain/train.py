@@ -23,7 +23,8 @@ from pretrain.monitoring.run_log import RunLog, is_due
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run, with_sources_of_shards
 from pretrain.report.page import render
-from pretrain.run.folder import HANG, SAVING, log_event
+from pretrain.run.events import HANG, append_event
+from pretrain.run.folder import SAVING
 from pretrain.run.metrics_log import PROBE
 from pretrain.run.time_budget import TimeBudget
 from pretrain.training.before_ranks import settled
@@ -100,7 +101,7 @@ def train(config: RunConfig, console: Console, command: str, watchdog: Watchdog)
         about, held = open_on_all_ranks(config, plans, world, console)
         watchdog.log_in(Path(config.run.dir), world.rank)
         if world.rank == 0:
-            watchdog.on_hang = partial(log_event, Path(config.run.dir), HANG, 0)
+            watchdog.on_hang = lambda why: append_event(Path(config.run.dir), HANG, step=0, text=why)
         if about["finished"]:
             if world.rank == 0:
                 done = f"finished at step {about['step']:,}; nothing to do"
@@ -176,7 +177,8 @@ def run_phases(
         done = run_is_over(plans, position)
         watchdog.stage("finishing the last checkpoint and its copy")
         saver.finish(for_good=done)
-        run_log.ended("finished" if done else "stopped")
+        ended_as_asked = done or reached(config.run.stop_after, position)
+        run_log.ended("finished" if done else "stopped", 0 if ended_as_asked else EXIT_STOPPED)
         watchdog.stage("closing the run log and W&B")
     # no rank exits while another still connects: there may have been no steps left to run
     world.gather(None)

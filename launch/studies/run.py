@@ -33,6 +33,7 @@ from launch.studies.budget import all_cells, budget_of, first_cells, steps_by_ar
 from launch.studies.read import Place, Run, Stopped, last_line, maskmill, run_folder, run_of, trains
 from pretrain.config.settings import RunConfig
 from pretrain.evaluate.evaluate import Evaluation, beside, pick_encoder
+from pretrain.run.files import CHECKPOINTS, EVALUATION, EXPORT
 from pretrain.run.folder import read_summary
 from pretrain.run.machine import machine_name
 from pretrain.studies.design import Design, Scoring
@@ -68,12 +69,12 @@ def model_of(design: Design, cell: Cell, place: Place) -> Path:
 
 def _exported(cell: Cell, place: Place) -> Path:
     folder = run_folder(place.folder, cell)
-    if not (folder / "export").is_dir():
+    if not (folder / EXPORT).is_dir():
         log = place.folder / "logs" / f"{cell.name}.log"
         code, output = maskmill(["export", str(folder)], log)
         if code:
             raise UserError(f"the export failed: {last_line(output)}", where=f"{cell.name} ({log})")
-    return folder / "export"
+    return folder / EXPORT
 
 
 class Scored(NamedTuple):
@@ -107,7 +108,7 @@ def scores(
             scoring.task,
             beside(pick_encoder(scoring.task, find_encoders(model)), second),
             data,
-            run_folder(place.folder, cell) / "evaluation" / str(number),
+            run_folder(place.folder, cell) / EVALUATION / str(number),
             settings_for(scoring.task, settings),
             range(first, first + scoring.seeds),
             has_floor=False,
@@ -227,7 +228,7 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
         trivial=trivial,
     )
     write_measured(place.cells, found)
-    shutil.rmtree(run_folder(place.folder, cell) / "checkpoints", ignore_errors=True)
+    shutil.rmtree(run_folder(place.folder, cell) / CHECKPOINTS, ignore_errors=True)
     return found
 
 

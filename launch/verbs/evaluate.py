@@ -156,7 +156,7 @@ def evaluate(
     from data_pipeline.stages.executors import Share
     from pretrain.evaluate import evaluate as parts
     from pretrain.evaluate.compare import read_other
-    from pretrain.run.task_scores import EVALUATION
+    from pretrain.run.files import EVALUATION
     from pretrain.tasks.encoders import find_encoders
     from pretrain.tasks.registry import chosen_tasks
 
@@ -238,7 +238,7 @@ def _lines(notes: list[dict[str, Any]], others: list[Path], markdown: bool, call
 def _record(model: Path) -> None:
     """Tell the tracker of a run of its scores."""
     from pretrain.monitoring.wandb_run import record_scores
-    from pretrain.run.folder import CONFIG
+    from pretrain.run.files import CONFIG
 
     if (model / CONFIG).is_file():
         record_scores(model)

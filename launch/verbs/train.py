@@ -84,8 +84,9 @@ def start_training(config: "RunConfig", recipe: str, overrides: list[str], argum
             say(nothing_to_do)
             return 0
         from launch.ranks import ended_with, start_ranks
+        from pretrain.run.files import LOGS
 
-        logs, run = Path(config.run.dir) / "logs", config.run
+        logs, run = Path(config.run.dir) / LOGS, config.run
         code = start_ranks(arguments, run.ranks, logs, run.restarts, run.restart_delay)
         return ended_with(code, run.stopped_exit_code)
     from pretrain.distributed.watchdog import Watchdog

@@ -1,4 +1,4 @@
-"""Copy a run's whole checkpoints to an object store and back, and find the checkpoint that a run resumes from.
+"""Copy a run's whole checkpoints to an object store and back.
 
     URI/run.json, config.yaml, metrics.jsonl                  the run itself, as of the newest copy
     URI/checkpoints/step-00000100.3f2a91c0/checkpoint.json    a copy: the same files, the marker last
@@ -8,14 +8,13 @@ Stores cannot rename, so each copy gets a unique name from the start and is vali
 copies, and those that retention drops, are removed after the next copy.
 
 Copies come back into an empty folder (`bring_back`), or where the newest checkpoint of a run folder is damaged or
-missing (`recovered`).
+missing (`checkpoint_to_resume` in training/resume.py).
 """
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +30,20 @@ from data_pipeline.io.object_store import (
 )
 from pretrain.checkpoint.retention import kept, set_aside
 from pretrain.checkpoint.store import (
-    DAMAGED,
-    FOLDER,
-    LATEST,
-    MARKER,
     PARTIAL,
     Checkpoint,
     Damaged,
-    all_damaged,
     checkpoints,
     name_latest,
-    newest_checkpoint,
-    newest_whole,
     open_checkpoint,
     parsed_checkpoint,
     step_of,
-    wait_for_files,
 )
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.run.files import folder_wait
-from pretrain.run.folder import CONFIG, RUN, parsed_config, parsed_run, read_run, refuse_another
-from pretrain.run.metrics_log import METRICS, read_metrics
+from pretrain.run.files import CHECKPOINTS, CONFIG, LATEST, MARKER, METRICS, RUN
+from pretrain.run.folder import parsed_config, parsed_run, read_run, refuse_another
+from pretrain.run.metrics_log import read_metrics
 
 
 class Mirror:
@@ -65,7 +56,7 @@ class Mirror:
     def copy(self, folder: Path, world: World) -> None:
         """Copy a whole checkpoint, each rank its share of the files. All ranks call this; a failure on one is a
         UserError on all."""
-        copy = f"{self.uri}/{FOLDER}/{world.broadcast(f'{folder.name}.{secrets.token_hex(4)}')}"
+        copy = f"{self.uri}/{CHECKPOINTS}/{world.broadcast(f'{folder.name}.{secrets.token_hex(4)}')}"
         world.together(lambda: self._send(folder, copy, world))
         world.together(lambda: self._end(folder, copy) if world.rank == 0 else None)
 
@@ -83,7 +74,7 @@ class Mirror:
             if (run / name).is_file():
                 write_object(f"{self.uri}/{name}", (run / name).read_bytes())
         write_object(f"{copy}/{MARKER}", (folder / MARKER).read_bytes())
-        write_object(f"{self.uri}/{FOLDER}/{LATEST}", Path(copy).name.encode())
+        write_object(f"{self.uri}/{CHECKPOINTS}/{LATEST}", Path(copy).name.encode())
         self._drop_old(Path(copy).name)
 
     def _drop_old(self, newest: str) -> None:
@@ -99,22 +90,22 @@ class Mirror:
     def _remove(self, name: str) -> None:
         """Remove a copy, its marker first, so that a partial copy never looks whole."""
         self._losses.pop(name, None)
-        copy = f"{self.uri}/{FOLDER}/{name}"
+        copy = f"{self.uri}/{CHECKPOINTS}/{name}"
         for file in sorted(object_names(copy), key=lambda file: file != MARKER):
             remove_object(f"{copy}/{file}")
 
     def _copies(self) -> list[str]:
         """Return the names of all copies. The newest one is also known by its own object: a store may list its folder
         as it was before, and a run that found no copy there would start over."""
-        names = object_names(f"{self.uri}/{FOLDER}")
+        names = object_names(f"{self.uri}/{CHECKPOINTS}")
         with suppress(FileNotFoundError, UnicodeDecodeError):
-            names.append(read_object(f"{self.uri}/{FOLDER}/{LATEST}").decode())
+            names.append(read_object(f"{self.uri}/{CHECKPOINTS}/{LATEST}").decode())
         return [name for name in dict.fromkeys(names) if "/" not in name and _step_of_name(name) >= 0]
 
     def _is_whole(self, name: str) -> bool:
         if name not in self._losses:
             try:
-                data = read_object(f"{self.uri}/{FOLDER}/{name}/{MARKER}")
+                data = read_object(f"{self.uri}/{CHECKPOINTS}/{name}/{MARKER}")
                 loss = parsed_checkpoint(Path(name), data).state.get("held_out_loss")
             except (FileNotFoundError, Damaged):
                 return False
@@ -178,14 +169,14 @@ class Mirror:
     def _fetch(self, name: str, run: Path) -> int:
         """Download a checkpoint with its history, and rename it once complete. If killed, a folder with a marker is
         whole (drop_leftovers). An error leaves nothing behind, to free the space."""
-        partial = run / FOLDER / f"step-{step_of(Path(name)):08d}.{secrets.token_hex(4)}{PARTIAL}"
+        partial = run / CHECKPOINTS / f"step-{step_of(Path(name)):08d}.{secrets.token_hex(4)}{PARTIAL}"
         try:
             with writing(partial):
                 partial.mkdir(parents=True)
                 checkpoint, marker = self._download(name, partial)
                 self._fetch_history(run, checkpoint.step)
                 write_whole(partial / MARKER, marker)
-                final = run / FOLDER / f"step-{checkpoint.step:08d}"
+                final = run / CHECKPOINTS / f"step-{checkpoint.step:08d}"
                 if final.exists():
                     set_aside(final)
                 partial.rename(final)
@@ -198,7 +189,7 @@ class Mirror:
 
     def _download(self, name: str, partial: Path) -> tuple[Checkpoint, bytes]:
         """Download and verify all files but the marker; return the marker's contents."""
-        copy = f"{self.uri}/{FOLDER}/{name}"
+        copy = f"{self.uri}/{CHECKPOINTS}/{name}"
         marker = read_object(f"{copy}/{MARKER}")
         checkpoint = parsed_checkpoint(partial, marker)
         for entry in checkpoint.files:
@@ -245,53 +236,3 @@ def mirrored_config(config: RunConfig) -> RunConfig | None:
 
 def _step_of_name(name: str) -> int:
     return step_of(Path(name))
-
-
-# Find the newest whole checkpoint of a run folder and its mirror, and set damaged ones aside with a warning.
-
-
-def recovered(
-    config: RunConfig, world: World, say: Callable[[str], None], *, waits: bool = True
-) -> Checkpoint | None:
-    """Find the checkpoint to resume from; None for a new run. All ranks call this. If the mirror has a newer whole
-    copy than the run folder, because the newest here is damaged or missing, it is fetched, verified and used. `say`
-    gets a line, on the first rank, for each checkpoint fetched or set aside and for an unreachable mirror. `waits`: for
-    files that are shown late, before they count as damage.
-
-    Raises UserError if checkpoints exist but none is whole, here or in the mirror, and if none is whole here and
-    the mirror is unreadable."""
-    folder = Path(config.run.dir)
-    wait = partial(wait_for_files, seconds=folder_wait(config.run) if waits else 0.0, say=say)
-    checkpoint, damaged = newest_whole(folder, world, wait)
-
-    def mended() -> bool:
-        if world.rank != 0:
-            return False
-        step = None
-        if config.checkpoint.mirror:
-            try:
-                step = Mirror(config).fetch_newest(
-                    folder, above=-1 if checkpoint is None else checkpoint.step
-                )
-            except UserError as error:
-                if checkpoint is None:
-                    raise
-                say(
-                    f"maskmill: WARNING: {error}; resuming from {checkpoint.folder.name}, which is whole here"
-                )
-        if step is None and checkpoint is None and damaged:
-            raise all_damaged(folder, damaged)
-        if step is not None:
-            say(
-                f"fetched the checkpoint of step {step:,}, which is not whole here, from {Mirror(config).uri}"
-            )
-        resumed = f"step-{step:08d}" if step is not None else checkpoint.folder.name if checkpoint else ""
-        for path, found in damaged:
-            if path.name == resumed:  # set aside to make room for its copy
-                fate = f"set aside as {path.name}{DAMAGED}, its copy in the mirror is whole"
-            else:
-                fate = f"set aside as {set_aside(path).name}, falling back to {resumed}"
-            say(f"{path.name} is damaged ({found}): {fate}")
-        return step is not None
-
-    return newest_checkpoint(folder, world, wait) if any(world.together(mended)) else checkpoint

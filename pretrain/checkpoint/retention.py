@@ -13,8 +13,6 @@ from pathlib import Path
 
 from pretrain.checkpoint.store import (
     DAMAGED,
-    FOLDER,
-    MARKER,
     PARTIAL,
     Damaged,
     checkpoints,
@@ -25,6 +23,7 @@ from pretrain.checkpoint.store import (
 )
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
+from pretrain.run.files import CHECKPOINTS, MARKER
 
 
 def kept(losses: Mapping[int, float | None], config: RunConfig) -> set[int]:
@@ -49,7 +48,7 @@ def drop_leftovers(run: Path) -> None:
     other folders without a marker or with a temporary name. What `latest` names is left alone: a network folder may
     not show its marker yet, and no save and no deletion leaves it without one for good."""
     newest = latest_folder(run)
-    for folder in sorted((run / FOLDER).glob("step-*")):
+    for folder in sorted((run / CHECKPOINTS).glob("step-*")):
         whole = (folder / MARKER).is_file()
         if folder.name.endswith(PARTIAL):
             final = folder.with_name(f"step-{step_of(folder):08d}")
@@ -98,7 +97,7 @@ def drop_old(config: RunConfig) -> None:
     folders = {step_of(folder): folder for folder in checkpoints(run)}
     staying = kept({step: held_out_loss(folder) for step, folder in folders.items()}, config)
     damaged = [
-        f for f in (run / FOLDER).glob(f"step-*{DAMAGED}") if 0 <= step_of(f) <= max(staying, default=-1)
+        f for f in (run / CHECKPOINTS).glob(f"step-*{DAMAGED}") if 0 <= step_of(f) <= max(staying, default=-1)
     ]
     for folder in [*(folder for step, folder in folders.items() if step not in staying), *damaged]:
         drop(folder)

@@ -22,12 +22,12 @@ from data_pipeline.errors import UserError
 from pretrain.checkpoint.fragments import HostCopies
 from pretrain.checkpoint.mirror import Mirror
 from pretrain.checkpoint.retention import drop_old
-from pretrain.checkpoint.store import FOLDER, LATEST, name_latest, save_checkpoint, step_of
+from pretrain.checkpoint.store import name_latest, save_checkpoint, step_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
-from pretrain.run.files import folder_wait
-from pretrain.run.folder import NOT_MIRRORED, NOT_SAVED
+from pretrain.run.events import NOT_MIRRORED, NOT_SAVED
+from pretrain.run.files import CHECKPOINTS, LATEST, folder_wait
 
 FAILED_RUN_WAIT_SECONDS = 60.0
 """Seconds that a failing run waits for a save in progress: the ranks that the save waits for may be gone."""
@@ -66,7 +66,7 @@ class Saver:
 
     def __enter__(self) -> "Saver":
         if self._mirror is not None and self.saved:
-            self._start(self._catch_up, self._run / FOLDER / f"step-{self.saved:08d}")
+            self._start(self._catch_up, self._run / CHECKPOINTS / f"step-{self.saved:08d}")
         return self
 
     def __exit__(

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import file_sha256, own_folder, sync, write_whole, writing
-from pretrain.run.files import is_count, wait_until_shown
+from pretrain.run.files import CHECKPOINTS, LATEST, MARKER, METRICS, is_count, number, table, wait_until_shown
 from pretrain.run.folder import OTHER_VERSION
 
 if TYPE_CHECKING:
@@ -123,7 +123,6 @@ def _plain_name(name: object) -> str:
 # Save checkpoints, find them in a run folder, and read them.
 
 
-MARKER, LATEST, FOLDER = "checkpoint.json", "latest", "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -142,7 +141,7 @@ def save_checkpoint(
     All ranks call this. `shapes`: full shape of every named tensor; `state`: JSON, kept from the first rank; `wait`:
     seconds that a rank waits for the folder that the first one makes. A write error on one rank is a UserError on every
     rank, and leaves existing checkpoints unchanged."""
-    final = run / FOLDER / f"step-{step:08d}"
+    final = run / CHECKPOINTS / f"step-{step:08d}"
     partial = final.with_name(world.broadcast(f"{final.name}.{secrets.token_hex(4)}{PARTIAL}"))
     first = world.rank == 0
     try:
@@ -172,7 +171,7 @@ def _begin(partial: Path) -> None:
 
 
 def _commit(partial: Path, final: Path, said: Marker) -> None:
-    history = final.parents[1] / "metrics.jsonl"
+    history = final.parents[1] / METRICS
     if history.is_file():
         sync(history)  # the history must be on disk before the checkpoint can be resumed from
     write_whole(partial / MARKER, marked(said))
@@ -282,7 +281,7 @@ def parsed_checkpoint(folder: Path, data: bytes) -> Checkpoint:
 def checkpoints(run: Path) -> list[Path]:
     """List the folders of a run's whole checkpoints, oldest first. The newest one is also known by `latest`: a network
     folder may list itself as it was before, and a run that found no checkpoint there would start over."""
-    found = {path.parent for path in (run / FOLDER).glob(f"step-*/{MARKER}")}
+    found = {path.parent for path in (run / CHECKPOINTS).glob(f"step-*/{MARKER}")}
     newest = latest_folder(run)
     found |= {newest} if newest is not None and (newest / MARKER).is_file() else set()
     return sorted((path for path in found if _STEP.fullmatch(path.name)), key=step_of)
@@ -291,9 +290,37 @@ def checkpoints(run: Path) -> list[Path]:
 def latest_folder(run: Path) -> Path | None:
     """Return the folder that `latest` names, there or not; None if it names no checkpoint or cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
-        name = (run / FOLDER / LATEST).read_text("utf-8")
-        return run / FOLDER / name if _STEP.fullmatch(name) else None
+        name = (run / CHECKPOINTS / LATEST).read_text("utf-8")
+        return run / CHECKPOINTS / name if _STEP.fullmatch(name) else None
     return None
+
+
+class SavedCheckpoint(NamedTuple):
+    """What the marker of a complete checkpoint says: its step, size and quality."""
+
+    name: str
+    step: int
+    bytes: int
+    held_out_loss: float | None = None
+    conditions: dict[str, Any] = {}  # noqa: RUF012 (a NamedTuple's default, never changed)
+    """Settings under which a resumed run is bit-exact."""
+
+
+def saved_checkpoints(run: Path) -> list[SavedCheckpoint]:
+    """Describe a run's complete checkpoints, oldest first, from their markers alone; malformed ones are left out."""
+    saved = []
+    for folder in checkpoints(run):
+        with suppress(ValueError, KeyError, TypeError, OverflowError):  # the last: of Infinity
+            saved.append(_saved(folder.name, table(folder / MARKER)))
+    return saved
+
+
+def _saved(name: str, marker: dict[str, Any]) -> SavedCheckpoint:
+    size, state = sum(int(entry["bytes"]) for entry in marker["files"]), marker.get("state")
+    state = state if isinstance(state, dict) else {}
+    conditions = state.get("conditions")
+    conditions = conditions if isinstance(conditions, dict) else {}
+    return SavedCheckpoint(name, int(marker["step"]), size, number(state.get("held_out_loss")), conditions)
 
 
 def step_of(folder: Path) -> int:
@@ -325,7 +352,7 @@ def newest_whole(
     `latest` only adds a folder that is not listed yet: after a kill it may be one behind."""
     damaged: list[tuple[Path, str]] = []
     for name in reversed(world.broadcast([folder.name for folder in checkpoints(run)])):
-        folder = run / FOLDER / name
+        folder = run / CHECKPOINTS / name
         if wait is not None and not damaged:
             world.together(partial(wait, folder))
         if not (found := damage_of(folder, world)):
@@ -349,7 +376,7 @@ def all_damaged(run: Path, damaged: Sequence[tuple[Path, str]]) -> UserError:
     """Return the message for a run without a whole checkpoint."""
     return UserError(
         f"all {len(damaged)} checkpoints are damaged; of the oldest: {damaged[-1][1]}",
-        where=run / FOLDER,
+        where=run / CHECKPOINTS,
         remedy="restore one, or delete the run folder to start over",
     )
 
@@ -402,7 +429,7 @@ def wait_for_newest(run: Path, seconds: float, say: Callable[[str], None]) -> No
     """Wait, for at most so many seconds, until this machine sees all files of the checkpoint that `latest` names,
     unless that was set aside; and first for `latest` itself, which only the first save lacks. `say` gets a line
     if there is something to wait for. What then still lacks is for the reader to judge as damage."""
-    give_up, latest = time.monotonic() + seconds, run / FOLDER / LATEST
+    give_up, latest = time.monotonic() + seconds, run / CHECKPOINTS / LATEST
     wait_until_shown(lambda: None if latest.is_file() or not checkpoints(run) else latest, seconds, say)
     folder = latest_folder(run)
     if folder is not None and not folder.with_name(folder.name + DAMAGED).exists():

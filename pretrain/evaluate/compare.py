@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from pretrain.run.folder import CONFIG, model_folders
+from pretrain.run.files import CONFIG, EVALUATION
+from pretrain.run.folder import model_folders
 from pretrain.run.human import markdown
-from pretrain.run.task_scores import EVALUATION, HEADS, TaskScore, read_results, task_metric, task_scores
+from pretrain.run.task_scores import HEADS, TaskScore, read_results, task_metric, task_scores
 from pretrain.tasks.encoders import Encoder, find_encoders
 from pretrain.tasks.settings import defaults
 

@@ -25,8 +25,9 @@ from pretrain.export.parity import Parity
 from pretrain.huggingface.base import Family
 from pretrain.huggingface.config_json import weights_hash
 from pretrain.preflight.gpus import data_sheet
+from pretrain.run.events import Attempt, read_attempts
 from pretrain.run.files import is_number
-from pretrain.run.folder import Attempt, read_attempts, read_run, read_summary
+from pretrain.run.folder import read_run, read_summary
 from pretrain.run.human import markdown
 from pretrain.run.learning import findings, with_majority
 from pretrain.run.metrics import HELD_OUT, headline_of, leading, secondary

@@ -40,7 +40,8 @@ from pretrain.model.encoder import add_up
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load, registered
-from pretrain.run.folder import CONFIG, EXPORT, read_config, read_run
+from pretrain.run.files import CONFIG, EXPORT
+from pretrain.run.folder import read_config, read_run
 
 
 def export(

@@ -19,8 +19,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
-from pretrain.run.files import number, objects, replace_file, table
-from pretrain.run.folder import CONFIG, EXPORT, SAMPLES, model_folders
+from pretrain.run.files import CONFIG, EXPORT, SAMPLES, number, objects, replace_file, table
+from pretrain.run.folder import model_folders
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -23,8 +23,8 @@ from data_pipeline.io.files import canonical_json
 from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
 from pretrain.huggingface.base import Family
 from pretrain.huggingface.registry import FAMILIES
-from pretrain.run.files import is_count
-from pretrain.run.folder import EXPORT, RUN, model_folders
+from pretrain.run.files import EXPORT, RUN, is_count
+from pretrain.run.folder import model_folders
 
 # The files of an export that may be uploaded.
 

@@ -13,12 +13,11 @@ import yaml
 
 from data_pipeline.errors import UserError
 from data_pipeline.sources.snapshot import name_only
-from pretrain.checkpoint.store import MARKER
 from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import check_shape
 from pretrain.objectives.registry import registered
-from pretrain.run.files import table, text_of
-from pretrain.run.folder import CONFIG, EXPORT, model_folders, read_config
+from pretrain.run.files import CONFIG, EXPORT, MARKER, table, text_of
+from pretrain.run.folder import model_folders, read_config
 
 CONTINUED, DISTILLED = "continued", "distilled"
 """What was done with a parent: its weights were trained on, or the model learnt from its answers."""

@@ -1,8 +1,8 @@
 """Write the figures and events of a run to the files of its folder, pass them to the tracker, and show them.
 
 metrics.jsonl gets a line at each log step and evaluation, through the tracker; summary.json has the newest figures;
-attempts.jsonl gets the start, the checkpoints and the end of each attempt; events.jsonl gets what disturbs the run. The
-figures of a training line cover the whole global batch, averaged over the steps since the last line.
+events.jsonl gets the start, the checkpoints and the end of each attempt, and what disturbs the run. The figures of a
+training line cover the whole global batch, averaged over the steps since the last line.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from data_pipeline.errors import UserError, redact, redact_settings
+from data_pipeline.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, redact, redact_settings
 from pretrain.checkpoint.padding import real_shapes
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
@@ -27,20 +27,21 @@ from pretrain.monitoring.terminal import open_view
 from pretrain.monitoring.tracker import cause_of, disk_nearly_full, open_tracker
 from pretrain.preflight.check_run import BYTES_PER_WEIGHT, DISK_MARGIN, Plan
 from pretrain.preflight.step_time import peak_flops, peak_source
-from pretrain.run.files import objects, text_of
-from pretrain.run.folder import (
-    EVALUATING,
-    EVENTS,
+from pretrain.run.events import (
     HANG,
     NOT_SAVED,
     SPENT,
+    AttemptLog,
+    append_event,
+    read_attempts,
+    read_disturbances,
+)
+from pretrain.run.files import EVENTS, LOGS, objects, text_of
+from pretrain.run.folder import (
+    EVALUATING,
     STARTING,
     TRAINING,
-    AttemptLog,
     Heartbeat,
-    events_since,
-    log_event,
-    read_attempts,
     read_summary,
     write_summary,
 )
@@ -240,6 +241,7 @@ class RunLog:
         self._before = float(self._summary.get("seconds", 0.0))
         self._logged = {(str(line.get("kind")), line.get("step", 0)) for line in self._lines}
         self._step: int | None = None
+        self._exit_code = EXIT_FAILED
         self._shares, self._last_phase = ShareLog(), plans[-1].phase.number
 
     def __enter__(self) -> "RunLog":
@@ -263,11 +265,12 @@ class RunLog:
         self._view.__exit__(kind, error, trace)
         if kind is not None:
             self._summary |= {"status": "failed", "error": redact(f"{kind.__name__}: {error}")[:500]}
+            self._exit_code = EXIT_USER_ERROR if issubclass(kind, UserError) else EXIT_FAILED
             self._tracker.alert("failed", self._summary["error"])
         self._summary["finished"] = now()
         self._write_summary()
         if self._step is not None:
-            self._attempt_log.ended(self._step, self._summary)
+            self._attempt_log.ended(self._step, self._summary, self._exit_code)
         self._tracker.close(self._summary["status"])
 
     def enter(self, plan: Plan, position: Position) -> None:
@@ -369,9 +372,9 @@ class RunLog:
         self._view.rolled_back(position.step)
         self._step_stats.forget()
 
-    def ended(self, status: str) -> None:
+    def ended(self, status: str, exit_code: int) -> None:
         """Record how this attempt ended: finished or stopped."""
-        self._summary["status"] = status
+        self._summary["status"], self._exit_code = status, exit_code
 
     def _log(self, position: Position, lr: float) -> None:
         figures, index = self._step_stats.read(self._plan), self._plan.index
@@ -402,10 +405,10 @@ class RunLog:
         self._tracker.alert("disk", disk_nearly_full(self._folder, size))
         self._step_stats.reset()
 
-    def _log_event(self, kind: str, step: int, text: str, **where: int) -> None:
+    def _log_event(self, kind: str, step: int, text: str, **where: Any) -> None:
         if self._world.rank == 0:
             try:
-                log_event(self._folder, kind, step, text, **where)
+                append_event(self._folder, kind, step=step, text=text, **where)
             except OSError as error:  # full or gone for a while: the terminal has the line
                 self._view.warn(f"{self._folder / EVENTS}: {error.strerror}")
 
@@ -416,11 +419,11 @@ class RunLog:
         if not self._crashed or not attempts or attempts[-1].ended is not None:
             return ""
         since = attempts[-1].started
-        if events_since(self._folder, HANG, since):
+        if any(event.get("event") == HANG for event in read_disturbances(self._folder, since)):
             return ""
         found = [
             (at, path.stem, what)
-            for path in sorted((self._folder / "logs").glob("rank-*.log"))
+            for path in sorted((self._folder / LOGS).glob("rank-*.log"))
             if (hang := hang_in(text_of(path, MOST_OF_LOG))) and (at := hang[0]) >= since.timestamp() - 1
             for what in hang[1:]
         ]

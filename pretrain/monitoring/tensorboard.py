@@ -17,10 +17,10 @@ from typing import Any
 
 from data_pipeline.errors import first_line
 from pretrain.monitoring.wandb_run import Bars, point_of, warn
-from pretrain.run.metrics_log import JsonLines, note_written, read_metrics, written
+from pretrain.run.events import Uploaded
+from pretrain.run.files import TENSORBOARD
+from pretrain.run.metrics_log import JsonLines, read_metrics
 
-FOLDER = "tensorboard"
-"""Folder in the run folder."""
 STEP = "step"
 """The x-axis of every point, and no curve."""
 
@@ -32,6 +32,7 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         self._lines, self._folder = JsonLines(folder), folder
         self._events: Events | None = None
+        self._uploaded = Uploaded()
         self._try(self._catch_up)
 
     def log(self, line: dict[str, Any]) -> None:
@@ -44,6 +45,7 @@ class TensorBoard:
 
     def cut(self, step: int) -> None:
         """Cut metrics.jsonl, and have readers of the event files forget the later steps."""
+        self._uploaded.log(self._folder, TENSORBOARD)
         self._lines.cut(step)
         self._try(self._catch_up)
 
@@ -52,21 +54,25 @@ class TensorBoard:
         self._lines.close()
         if self._events is not None:
             self._try(self._events.close)
+            self._uploaded.log(self._folder, TENSORBOARD)
         self._events = None
 
     def _catch_up(self) -> None:
         """Begin a new event file: with the lines that those before lack, or behind the last one."""
         if self._events is not None:
             self._events.close()
-        lines, known = read_metrics(self._folder), written(self._folder)
-        start = len(lines)
-        if known < len(lines):  # a step is written as a whole, since one is purged as a whole
-            step = _step(lines[known])
+        lines, start = read_metrics(self._folder), 0
+        if any((self._folder / TENSORBOARD).glob("events*")):
+            known = Uploaded.read(self._folder, TENSORBOARD) or Uploaded()
+            start = min(known.lines, len(lines))
+        if start < len(lines):  # a step is written as a whole, since one is purged as a whole
+            step = _step(lines[start])
             start = next(number for number, line in enumerate(lines) if _step(line) >= step)
         following = _step(lines[start]) if start < len(lines) else _step(lines[-1]) + 1 if lines else 0
-        self._events = Events(self._folder / FOLDER, following)
-        note_written(self._folder, start)
+        self._events = Events(self._folder / TENSORBOARD, following)
+        self._uploaded = Uploaded(start)
         self._write(lines[start:])
+        self._uploaded.log(self._folder, TENSORBOARD)
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         if self._events is None:
@@ -74,7 +80,7 @@ class TensorBoard:
         for line in lines:
             self._events.add(_step(line), point_of(line))
         self._events.flush()
-        note_written(self._folder, written(self._folder) + len(lines))
+        self._uploaded.add(self._folder, TENSORBOARD, len(lines))
 
     def _try(self, call: Callable[[], None]) -> None:
         try:
@@ -84,7 +90,7 @@ class TensorBoard:
                 self._events.give_up()
             self._events = None
             warn(
-                f"{self._folder / FOLDER} cannot be written, continuing without TensorBoard; the next start writes"
+                f"{self._folder / TENSORBOARD} cannot be written, continuing without TensorBoard; the next start writes"
                 f" the rest from metrics.jsonl: {first_line(error)}"
             )
 

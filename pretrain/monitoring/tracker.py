@@ -5,13 +5,13 @@ the run's own `step` axis. No W&B failure ends the training: after the first fai
 and the next attempt or `maskmill sync` sends the rest. tensorboard.py writes the event files.
 """
 
-import json
 import re
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -32,9 +32,17 @@ from pretrain.monitoring.wandb_run import (
     why,
     why_offline,
 )
-from pretrain.run.files import number, replace_file, table
-from pretrain.run.folder import RUN, read_run
-from pretrain.run.metrics_log import JsonLines, Uploaded, read_metrics, reconciled
+from pretrain.run.events import (
+    ALERTED,
+    Uploaded,
+    append_event,
+    read_events,
+    reconciled,
+    time_of,
+)
+from pretrain.run.files import RUN, WANDB
+from pretrain.run.folder import read_run
+from pretrain.run.metrics_log import JsonLines, read_metrics
 
 
 class Tracker(Protocol):
@@ -81,11 +89,9 @@ def open_tracker(
 
 
 # Turn problems of a run into alerts: the cause, what to do, and whether one is due. Per cause, at most one alert is
-# sent in `monitor.alert_every` seconds, over all attempts of a run: a run that crashes every minute sends only one. The
-# times are kept in wandb_alerts.json in the run folder.
+# sent in `monitor.alert_every` seconds, over all attempts of a run: a run that crashes every minute sends only one.
 
 
-SENT = "wandb_alerts.json"
 SERIOUS = ("failed", "disk", "hang", "not saved")
 """Causes that end a run, are about to, or lose what it does from now on."""
 CHECKPOINTS_OF_ROOM = 2
@@ -142,10 +148,11 @@ class Alerts:
     """Decide which alerts of one run are due."""
 
     def __init__(self, folder: Path, name: str, every: float, clock: Callable[[], float] = time.time) -> None:
-        self._path, self._name, self._clock = folder / SENT, name, clock
+        self._folder, self._name, self._clock = folder, name, clock
         self.every = every
         """Seconds between two alerts of one cause; 0: no alerts."""
-        self._sent = _read(self._path)
+        alerts = [event for event in read_events(folder) if event.get("event") == ALERTED]
+        self._sent = {event.get("cause"): time_of(event).timestamp() for event in alerts}
 
     def due(self, cause: str, text: str) -> Alert | None:
         """Return the alert to send now; None for an unknown cause, one that was sent recently, or with alerts switched
@@ -158,7 +165,7 @@ class Alerts:
             return None
         self._sent[cause] = now
         with suppress(OSError):  # the full disk may be the cause
-            replace_file(self._path, json.dumps(self._sent))
+            append_event(self._folder, ALERTED, at=datetime.fromtimestamp(now, UTC), cause=cause)
         return Alert(f"{self._name}: {cause}", f"{text}\n{ADVICE[cause]}", cause in SERIOUS)
 
 
@@ -171,10 +178,6 @@ def disk_nearly_full(folder: Path, checkpoint_bytes: float) -> str:
     if free >= CHECKPOINTS_OF_ROOM * checkpoint_bytes:
         return ""
     return f"{folder}: {free / 1e9:,.2f} GB free, and a checkpoint takes {checkpoint_bytes / 1e9:,.2f} GB"
-
-
-def _read(path: Path) -> dict[str, float]:
-    return {cause: at for cause, value in table(path).items() if (at := number(value)) is not None}
 
 
 # Track metrics on W&B: monitor.tracker=wandb.
@@ -191,7 +194,7 @@ class Wandb:
         self._lines, self._folder, self._id = JsonLines(folder), folder, run_id
         self._settings = wandb_run.settings_of(folder)
         self._alerts = Alerts(folder, folder.name, settings.alert_every)
-        self._uploaded = Uploaded.read(folder) or Uploaded()
+        self._uploaded = Uploaded.read(folder, WANDB) or Uploaded()
         self._connection: Connection | None = None
         try:
             self._connection = begin(stage_of(folder, settings, run_id, config))
@@ -214,8 +217,10 @@ class Wandb:
 
     def cut(self, step: int) -> None:
         """Cut metrics.jsonl; W&B, which deletes nothing, shows the later lines beside the earlier."""
+        self._try(self._log_count)
         self._lines.cut(step)
-        self._uploaded = Uploaded.read(self._folder) or self._uploaded
+        self._uploaded = Uploaded.read(self._folder, WANDB) or self._uploaded
+        self._try(self._log_count)
 
     def close(self, status: str = "finished") -> None:
         """End both; an online run is then complete on the server, or a line says how to complete it."""
@@ -227,8 +232,8 @@ class Wandb:
         if not connection.online:
             why = f" ({reason})" if (reason := why_offline()) else ""
             tell(
-                f"W&B is offline{why}: this run is kept in {self._folder / 'wandb'}. `maskmill sync {self._folder}` "
-                f"sends it, `wandb leet {self._folder / 'wandb'}` shows it here"
+                f"W&B is offline{why}: this run is kept in {self._folder / WANDB}. `maskmill sync {self._folder}` "
+                f"sends it, `wandb leet {self._folder / WANDB}` shows it here"
             )
 
     def _catch_up(self, connection: Connection) -> None:
@@ -236,17 +241,16 @@ class Wandb:
         if not connection.online:
             return
         lines = read_metrics(self._folder)
-        self._uploaded = reconciled(Uploaded.read(self._folder), connection.points, len(lines))
+        self._uploaded = reconciled(Uploaded.read(self._folder, WANDB), connection.points, len(lines))
         self._uploaded.settled = False
+        self._log_count(connection)
         for line in lines[self._uploaded.lines :]:
             self._hand_over(connection, line)
 
     def _hand_over(self, connection: Connection, line: dict[str, Any]) -> None:
         connection.log(point_of(line))
         if connection.online:
-            self._uploaded.lines += 1
-            self._uploaded.points += 1
-            self._uploaded.write(self._folder)
+            self._uploaded.add(self._folder, WANDB)
 
     def _finish(self, connection: Connection, status: str) -> None:
         settled = connection.finish(EXIT_CODES.get(status, EXIT_FAILED), preempted=status == "stopped")
@@ -254,11 +258,15 @@ class Wandb:
             tell(f"W&B has not seen this run: `maskmill sync {self._folder}` sends it")
         if connection.online:
             self._uploaded.settled = settled
-            self._uploaded.write(self._folder)
+            self._log_count(connection)
             if not settled:
                 warn(
                     f"W&B did not take all of the run in time: `maskmill sync {self._folder}` sends the rest"
                 )
+
+    def _log_count(self, connection: Connection) -> None:
+        if connection.online:
+            self._uploaded.log(self._folder, WANDB)
 
     def _link(self, call: Callable[..., None], *others: str) -> None:
         if self._connection is not None and self._settings is not None:
@@ -294,7 +302,7 @@ def sync_run(folder: Path) -> int:
         raise UserError(
             "no W&B key, or WANDB_MODE forbids to send", where=folder, remedy="wandb login; unset WANDB_MODE"
         )
-    lines, before = read_metrics(folder), Uploaded.read(folder)
+    lines, before = read_metrics(folder), Uploaded.read(folder, WANDB)
     if before is not None and before.settled and before.lines == len(lines):
         return 0
     try:
@@ -319,7 +327,7 @@ def sync_run(folder: Path) -> int:
             where=folder,
             remedy="try again later: nothing is lost",
         ) from None
-    Uploaded(len(lines), uploaded.points + len(missing), settled=settled).write(folder)
+    Uploaded(len(lines), uploaded.points + len(missing), settled=settled).log(folder, WANDB)
     if not settled:
         raise UserError("W&B did not take all in time", where=folder, remedy="run `maskmill sync` again")
     return len(missing)

@@ -27,9 +27,10 @@ import numpy as np
 from data_pipeline.errors import UserError, first_line, printable, redact_settings
 from data_pipeline.io.files import read_bytes
 from data_pipeline.shards.index import INDEX, TOKENIZER, Index
-from pretrain.checkpoint.store import MARKER, Checkpoint, checkpoints, open_checkpoint
+from pretrain.checkpoint.store import Checkpoint, checkpoints, open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import MonitorSettings, RunConfig
+from pretrain.run.files import MARKER
 from pretrain.run.folder import read_config, read_run
 from pretrain.run.metrics_log import TRUST, TRUST_PREFIX, layer_of
 from pretrain.run.task_scores import read_task_scores

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from pretrain.checkpoint.store import SavedCheckpoint
 from pretrain.report.charts import drawing, figure, labels, middle, table, text
 from pretrain.report.record import RunRecord
-from pretrain.run.files import SavedCheckpoint, number
-from pretrain.run.folder import HANG, LOST, NOT_MIRRORED, NOT_SAVED, Attempt
+from pretrain.run.events import HANG, LOST, NOT_MIRRORED, NOT_SAVED, Attempt
+from pretrain.run.files import number
 from pretrain.run.human import duration, in_bytes
 from pretrain.run.metrics import HELD_OUT
 

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from data_pipeline.errors import UserError, shown_json
 from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_hashes, read_json
-from pretrain.checkpoint.store import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
+from pretrain.checkpoint.store import checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.distributed.world import World
 from pretrain.huggingface.config_json import read_config
 from pretrain.huggingface.folder import stored_headers
-from pretrain.run.files import is_number
-from pretrain.run.folder import CONFIG, RUN, model_folders, not_sealed, read_run, read_settings, read_summary
+from pretrain.run.files import CONFIG, EXPORT, MARKER, REPORT, RUN, is_number
+from pretrain.run.folder import model_folders, not_sealed, read_run, read_settings, read_summary
 from pretrain.run.learning import learning_of
 from pretrain.run.metrics import count, headline_of, leading, secondary
 from pretrain.run.metrics_log import read_metrics
@@ -83,8 +83,8 @@ def _run(path: Path) -> dict[str, Any]:
         "not_sealed": not_sealed(path),
         "where": {
             "run": str(path),
-            "report": str(path / "report.html") if (path / "report.html").is_file() else "",
-            "model": str(path / "export") if (path / "export").is_dir() else "",
+            "report": str(path / REPORT) if (path / REPORT).is_file() else "",
+            "model": str(path / EXPORT) if (path / EXPORT).is_dir() else "",
         },
     }
 

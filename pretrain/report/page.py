@@ -25,8 +25,7 @@ from pretrain.report.history import history_section, time_figures
 from pretrain.report.record import RunRecord, read_run
 from pretrain.report.statistics import data_section
 from pretrain.report.summary import advice_section, headline, moment
-from pretrain.run.files import number, objects
-from pretrain.run.folder import SAMPLES
+from pretrain.run.files import REPORT, SAMPLES, number, objects
 from pretrain.run.metrics import OPTIMIZER, SPEED
 from pretrain.run.task_scores import ABOUT_SCORES, HEADS
 
@@ -202,8 +201,6 @@ def tasks_section(run: RunRecord) -> str:
 
 # Put the sections together, with page.css and page.js inside.
 
-
-REPORT = "report.html"
 
 PAGE = """<!doctype html>
 <html lang="en">

@@ -12,33 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
-from pretrain.run.files import SavedCheckpoint, number, objects, read, read_checkpoints, read_json, table
-from pretrain.run.folder import (
-    LOST,
+from pretrain.checkpoint.store import SavedCheckpoint, saved_checkpoints
+from pretrain.run.events import LOST, Attempt, read_attempts, read_disturbances, why_not_saved
+from pretrain.run.files import (
+    CONFIG,
+    METRICS,
+    RUN,
     SAMPLES,
-    Attempt,
-    read_attempts,
-    read_events,
-    read_settings,
-    refuse_other_format,
-    shown_table,
-    why_not_saved,
+    SUMMARY,
+    number,
+    objects,
+    read_json,
+    read_or,
+    table,
 )
+from pretrain.run.folder import read_settings, refuse_other_format, shown_table
 from pretrain.run.learning import Finding, Learning, learning_of
 from pretrain.run.metrics import HELD_OUT, Prediction, headline_of, leading_prediction
-from pretrain.run.metrics_log import (
-    EVAL,
-    METRICS,
-    PROBE,
-    TRUST,
-    TRUST_PREFIX,
-    is_torn,
-    read_metrics,
-    sorted_lines,
-)
+from pretrain.run.metrics_log import EVAL, PROBE, TRUST, TRUST_PREFIX, is_torn, read_metrics, sorted_lines
 from pretrain.run.task_scores import TaskScore, read_task_scores
-
-SUMMARY, CONFIG, RUN = "summary.json", "config.yaml", "run.json"
 
 
 class Points(NamedTuple):
@@ -161,7 +153,7 @@ def read_run(folder: Path) -> RunRecord:
             remedy="give the folder that `run.dir` named",
         )
     complaints: list[str] = []
-    logged = read(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
+    logged = read_or(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
     damaged = len(sorted_lines(folder)[1])
     if damaged > is_torn(folder):  # a torn last line is one that the run is writing, or that a kill left
         complaints.append(f"Damaged lines of {METRICS}, left out here: {damaged}.")
@@ -170,7 +162,7 @@ def read_run(folder: Path) -> RunRecord:
     probes = [line for line in lines if line.get("kind") == PROBE]
     about = shown_table(folder / RUN, complaints)
     refuse_other_format(about, folder)
-    summary = read(folder / SUMMARY, read_json, {}, complaints)
+    summary = read_or(folder / SUMMARY, read_json, {}, complaints)
     summary = shown_table(folder / SUMMARY, complaints) if summary else summary
     identity, attempts = about.get("identity"), number(about.get("attempts"))
     return RunRecord(
@@ -180,14 +172,14 @@ def read_run(folder: Path) -> RunRecord:
         probe=points_by_name(probes),
         trust=_trust([line for line in logged if line.get("kind") == TRUST]),
         slowdowns=_slowdowns(lines),
-        events=read_events(folder),
+        events=read_disturbances(folder),
         not_saved=why_not_saved(folder),
         summary=summary,
-        config=read(folder / CONFIG, lambda path: read_settings(path.parent), {}, complaints),
+        config=read_or(folder / CONFIG, lambda path: read_settings(path.parent), {}, complaints),
         identity=identity if isinstance(identity, dict) else {},
         attempts=max(1, int(attempts or 1)),
         history=read_attempts(folder),
-        checkpoints=read_checkpoints(folder),
+        checkpoints=saved_checkpoints(folder),
         complaints=complaints,
         learning=learning_of(summary, lines),
         samples=table(folder / SAMPLES),

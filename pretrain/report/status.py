@@ -17,23 +17,36 @@ from typing import Any
 
 from data_pipeline.io.model_folder import NOTE
 from pretrain.distributed.watchdog import stage_in
-from pretrain.run.files import is_count, number, objects, read, table, tables, text_of, time_in
-from pretrain.run.folder import (
+from pretrain.run.events import Uploaded, read_disturbances, why_not_saved
+from pretrain.run.files import (
+    CHECKPOINTS,
     CONFIG,
     EXPORT,
     HEARTBEAT,
+    LOGS,
+    MARKER,
+    METRICS,
     RUN,
     SUMMARY,
+    WANDB,
+    is_count,
+    number,
+    objects,
+    read_or,
+    table,
+    tables,
+    text_of,
+    time_in,
+)
+from pretrain.run.folder import (
     TRAINING,
     age_here,
     is_dead,
     model_folders,
-    read_events,
     read_heartbeat,
     read_settings,
     refuse_other_format,
     shown_table,
-    why_not_saved,
 )
 from pretrain.run.human import duration
 from pretrain.run.learning import learning_of
@@ -47,7 +60,7 @@ from pretrain.run.metrics import (
     nats,
     sum_of,
 )
-from pretrain.run.metrics_log import METRICS, PROBE, Uploaded
+from pretrain.run.metrics_log import PROBE
 from pretrain.run.task_scores import probe_words
 from pretrain.run.time_budget import SHARE, phase_at, phases_in, seconds_left
 
@@ -67,7 +80,7 @@ FIRST_STAGES = (
 ASKS = "asks to be requeued"
 """How a line begins that slurm/train.sbatch leaves behind srun's messages, where its job is to be started again."""
 
-SUBMITTED = "logs/slurm.json"
+SUBMITTED = f"{LOGS}/slurm.json"
 """File in a run folder with the jobs that `maskmill slurm` submitted for it."""
 TAIL = 1 << 18
 """Bytes read at the end of metrics.jsonl, and of each log."""
@@ -180,7 +193,7 @@ def _judge(
 def _first_stage(folder: Path, written: float) -> tuple[str, float] | None:
     """Return the stage of a start which is still among FIRST_STAGES, and since when, by the first rank's log; None
     where there is none since the run folder's own files were `written`."""
-    log = folder / "logs" / "rank-0.log"
+    log = folder / LOGS / "rank-0.log"
     at = _changed(log)
     if at is None or at < written:
         return None
@@ -191,7 +204,7 @@ def _first_stage(folder: Path, written: float) -> tuple[str, float] | None:
 def _requeued(folder: Path, written: float) -> str | None:
     """Return the Slurm job that has asked to be started again since, and was not yet; None where none waits."""
     found = []
-    for path in (folder / "logs").glob("srun-*-*.log"):
+    for path in (folder / LOGS).glob("srun-*-*.log"):
         if (name := re.fullmatch(r"srun-(\w+)-(\d+)\.log", path.name)) and (at := _changed(path)) is not None:
             found.append((at, int(name[2]), name[1], path))
     if not found:
@@ -203,7 +216,7 @@ def _requeued(folder: Path, written: float) -> str | None:
 
 def _stage(folder: Path, begun: float) -> tuple[str, float]:
     """Return what an attempt since `begun` does before its first step, and since when, by the first rank's log."""
-    log = folder / "logs" / "rank-0.log"
+    log = folder / LOGS / "rank-0.log"
     at = _changed(log) or 0.0
     stages = [stage for line in text_of(log, TAIL).splitlines() if (stage := stage_in(line))]
     return (stages[-1][0], at) if stages and at >= begun else ("an attempt of the run", max(at, begun))
@@ -212,9 +225,7 @@ def _stage(folder: Path, begun: float) -> tuple[str, float]:
 def _find_error(status: "Status", since: float) -> bool:
     """Find the last line with an error in the logs written since then; of several logs, in the one written first. Also
     returns whether it is the log's last line: an earlier one may be from a previous attempt."""
-    logs = [
-        (at, path) for path in (status.folder / "logs").glob("*.log") if (at := _changed(path)) is not None
-    ]
+    logs = [(at, path) for path in (status.folder / LOGS).glob("*.log") if (at := _changed(path)) is not None]
     for _, path in sorted((at, path) for at, path in logs if at >= since):
         lines = _of_newest_attempt(
             [line.strip() for line in text_of(path, TAIL).splitlines() if line.strip()]
@@ -315,7 +326,7 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     status = Status(folder)
     summary, run = (shown_table(folder / name, status.warnings) for name in (SUMMARY, RUN))
     if (folder / CONFIG).is_file():
-        read(folder / CONFIG, lambda path: read_settings(path.parent), {}, status.warnings)
+        read_or(folder / CONFIG, lambda path: read_settings(path.parent), {}, status.warnings)
     heartbeat = read_heartbeat(folder)
     refuse_other_format(run, folder)
     lines = list(tables(text_of(folder / METRICS, TAIL)))
@@ -325,7 +336,7 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     status.figures, status.findings = learning.figures, [str(finding) for finding in learning.findings]
     _checkpoint(status, now)
     status.save_error = why_not_saved(folder)
-    events = read_events(folder)
+    events = read_disturbances(folder)
     status.events = len(events)
     if events:
         newest = events[-1]
@@ -343,13 +354,14 @@ def read_status(folder: Path, now: float | None = None) -> Status:
 def _wandb(status: Status) -> str:
     """Return whether the newest attempt's W&B run is kept here alone, or its server may lack the end of an attempt that
     has ended; nothing is asked of a server."""
-    runs = [path for path in (status.folder / "wandb").glob("*run-*") if path.is_dir()]
-    sent = Uploaded.read(status.folder)
+    runs = [path for path in (status.folder / WANDB).glob("*run-*") if path.is_dir()]
+    sent = Uploaded.read(status.folder, WANDB)
     sends = f"{shlex.join(['maskmill', 'sync', str(status.folder)])} sends it"
     # run-DATE_TIME-ID and offline-run-DATE_TIME-ID: the newest by its date
     if runs and max(runs, key=lambda path: path.name.removeprefix("offline-")).name.startswith("offline-"):
-        known = sent.lines if sent else 0
-        return f"offline: {f'all after line {known:,} of {METRICS}' if known else 'all of it'} is here alone; {sends}"
+        known, is_known = (sent.lines, sent.settled) if sent else (0, True)
+        what = f"all after line {known:,} of {METRICS}" if known else "all of it"
+        return f"offline: {what} {'is' if is_known else 'may be'} here alone; {sends}"
     if sent and not sent.settled and status.health not in (RUNNING, STARTING):
         return f"the server may lack the end of it; {sends}"
     return ""
@@ -405,7 +417,7 @@ def _step_seconds(pace: list[dict[str, Any]], summary: dict[str, Any]) -> float 
 
 def _checkpoint(status: Status, now: float) -> None:
     found = []
-    for marker in (status.folder / "checkpoints").glob("step-*/checkpoint.json"):
+    for marker in (status.folder / CHECKPOINTS).glob(f"step-*/{MARKER}"):
         if digits := re.fullmatch(r"step-(\d{8,})", marker.parent.name):
             try:
                 found.append((int(digits[1]), marker.stat().st_mtime))
@@ -467,7 +479,7 @@ def what_next(status: Status, again: str) -> str:
 
 def what_to_do(status: Status) -> str:
     """Return in words what the user should do, or know before the command of `what_next`."""
-    logs, numbers = status.folder / "logs", ",".join(str(job.get("job")) for job in status.jobs)
+    logs, numbers = status.folder / LOGS, ",".join(str(job.get("job")) for job in status.jobs)
     waits = f"squeue --jobs={numbers} says" if numbers else ""
     if status.health == NOT_STARTED:
         return f"{waits} what the jobs wait for" if numbers else "start it"

@@ -13,8 +13,8 @@ from pretrain.report.charts import text
 from pretrain.report.history import last_sign
 from pretrain.report.record import Points, RunRecord
 from pretrain.report.statistics import splits_of
+from pretrain.run.events import HANG
 from pretrain.run.files import number
-from pretrain.run.folder import HANG
 from pretrain.run.human import duration
 from pretrain.run.learning import PLATEAU, RISEN, caveat_of, verdict
 from pretrain.run.metrics import (

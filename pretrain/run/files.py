@@ -1,4 +1,16 @@
-"""Append to and replace small files of a run folder, and read files that may be missing, torn or malformed.
+"""Name the files of a run folder, append to and replace them, and read those that may be missing, torn or malformed.
+
+The state of a run is in seven files:
+
+    config.yaml       every setting                              written by run/folder.py
+    run.json          identity, id, number of attempts           run/folder.py
+    summary.json      status and newest figures                  run/folder.py
+    metrics.jsonl     a line per log step and evaluation         run/metrics_log.py
+    events.jsonl      a line per start, save, skipped batch ...  run/events.py
+    .heartbeat.json   the first rank's step and activity         run/folder.py
+    .lock             held by the attempt that trains            run/folder.py
+
+All else there is output: whatever continues or judges a run does without it, but for the checkpoints.
 
 No reader sees half of what is written here. The readers are for observers of a run: it may be writing, or may have been
 killed while it wrote. Of the readers only `read_json` raises. Where another machine wrote the files, its clock may date
@@ -13,11 +25,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import open_to_write, open_unlinked
 from pretrain.config.settings import RunSettings
+
+CONFIG, RUN, SUMMARY = "config.yaml", "run.json", "summary.json"
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+HEARTBEAT, LOCK = ".heartbeat.json", ".lock"
+STATE = (CONFIG, RUN, SUMMARY, METRICS, EVENTS, HEARTBEAT, LOCK)
+"""The files that hold the state of a run."""
+CHECKPOINTS, LOGS, WANDB, TENSORBOARD = "checkpoints", "logs", "wandb", "tensorboard"
+MARKER, LATEST = "checkpoint.json", "latest"
+"""In CHECKPOINTS: the file that makes a folder a checkpoint, and the one that names the newest."""
+REPORT, EXPORT, EVALUATION, SAMPLES = "report.html", "export", "evaluation", "samples.json"
+"""What the verbs of these names write; the last: the blanks that `maskmill export` has filled."""
+OUTPUTS = (CHECKPOINTS, f"{CHECKPOINTS}/{LATEST}", LOGS, WANDB, TENSORBOARD, REPORT)
+"""What training writes besides the state."""
 
 # Write without fsync, unlike data_pipeline/io/files.py: these writes happen every log step or more often. Losing them
 # with the machine is acceptable; blocking a step on the disk is not. `append` and `replace_file` raise OSError if the
@@ -111,17 +136,6 @@ LARGEST = 2.0**62
 """Numbers at or above it are treated as damage: they overflow later computations."""
 
 
-class SavedCheckpoint(NamedTuple):
-    """A complete checkpoint of the run: its path, step, size and quality."""
-
-    name: str
-    step: int
-    bytes: int
-    held_out_loss: float | None = None
-    conditions: dict[str, Any] = {}  # noqa: RUF012 (a NamedTuple's default, never changed)
-    """Settings under which a resumed run is bit-exact."""
-
-
 def text_of(path: Path, last: int | None = None, first: int = -1) -> str:
     """Read the text in `path`, or only its `last` or its `first` bytes; empty if it cannot be read."""
     try:
@@ -174,7 +188,7 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < LARGEST
 
 
-def read(path: Path, reader: Callable[[Path], Any], fallback: Any, complaints: list[str]) -> Any:
+def read_or(path: Path, reader: Callable[[Path], Any], fallback: Any, complaints: list[str]) -> Any:
     """Return the result of `reader` on the file; `fallback`, with a complaint, if it cannot be read."""
     if not path.is_file():
         complaints.append(f"{path.name} is missing.")
@@ -195,33 +209,5 @@ def read(path: Path, reader: Callable[[Path], Any], fallback: Any, complaints: l
 
 
 def read_json(path: Path) -> Any:
-    """Read the JSON in `path`. Raises what json raises: for `read`."""
+    """Read the JSON in `path`. Raises what json raises: for `read_or`."""
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
-    """List the complete checkpoints of a run, oldest first, from their markers alone."""
-    found = []
-    for marker in (folder / "checkpoints").glob("*/checkpoint.json"):
-        if marker.parent.suffix in (".partial", ".damaged"):  # a save in progress, or one that was set aside
-            continue
-        values = table(marker)
-        try:
-            found.append(_checkpoint(marker.parent.name, values))
-        except (ValueError, KeyError, TypeError, OverflowError):  # the last: of Infinity
-            continue
-    return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.name))
-
-
-def _checkpoint(name: str, values: dict[str, Any]) -> SavedCheckpoint:
-    sizes = [int(entry["bytes"]) for entry in values["files"]]
-    state = values.get("state")
-    state = state if isinstance(state, dict) else {}
-    conditions = state.get("conditions")
-    return SavedCheckpoint(
-        name,
-        int(values["step"]),
-        sum(sizes),
-        number(state.get("held_out_loss")),
-        conditions if isinstance(conditions, dict) else {},
-    )

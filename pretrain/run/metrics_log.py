@@ -1,8 +1,7 @@
-"""Append to, read and cut metrics.jsonl, and count which of its lines W&B and TensorBoard have.
+"""Append to, read and cut metrics.jsonl.
 
-metrics.jsonl is the run's only copy of the history: a resumed run cuts it at its checkpoint's step, and moves what is
-behind to metrics.lost.jsonl. wandb_uploaded.json counts the lines that were passed to W&B, tensorboard/written.json
-those that TensorBoard's event files have.
+It is the run's only copy of the history: a resumed run cuts it at its checkpoint's step, and moves what is behind to an
+event (events.py).
 """
 
 import json
@@ -10,91 +9,14 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import printable
-from data_pipeline.io.files import write_whole, writing
-from pretrain.run.files import append, is_count, is_number, object_of, replace_file, table
+from data_pipeline.io.files import sync, write_whole, writing
+from pretrain.run.events import LINES_LOST, append_event
+from pretrain.run.files import EVENTS, METRICS, append, is_number, object_of
 
-# Count the lines that W&B and TensorBoard have. A point passed to W&B is not yet on the server: a kill or a server
-# failure loses points in transit. The server reports how many points of a run it has; the next attempt or
-# `maskmill sync` re-sends those missing at the end. Points of steps that were cut, and that a resumed run repeats, stay
-# on the server.
-
-
-UPLOADED = "wandb_uploaded.json"
-WRITTEN = "tensorboard/written.json"
-"""File that says how many lines of metrics.jsonl TensorBoard's event files beside it have."""
-
-
-@dataclass
-class Uploaded:
-    """Counts of one run."""
-
-    lines: int = 0
-    """Lines of metrics.jsonl that were passed to W&B."""
-    points: int = 0
-    """Points passed to W&B, including those of lines that were cut since."""
-    cut: int = 0
-    """Points whose lines were cut since the server last reported its count."""
-    settled: bool = True
-    """Whether the server had all of them when the last attempt ended."""
-
-    @classmethod
-    def read(cls, folder: Path) -> "Uploaded | None":
-        """Read the counts of a folder; None if W&B never had anything, or the file is torn."""
-        values = table(folder / UPLOADED)
-        counts = {name: values.get(name, 0) for name in ("lines", "points", "cut")}
-        if not values or not all(map(is_count, counts.values())):
-            return None
-        return cls(**counts, settled=values.get("settled") is True)
-
-    def write(self, folder: Path) -> None:
-        """Write the counts. A folder that cannot be written now, or a torn file, does no harm: the server counts as
-        well."""
-        with suppress(OSError):
-            replace_file(folder / UPLOADED, json.dumps(asdict(self)))
-
-
-def reconciled(known: Uploaded | None, on_server: int, lines: int) -> Uploaded:
-    """Return the counts corrected by the server's own; `lines`: those that metrics.jsonl has now."""
-    if known is None:  # a run of another folder, or sent by `wandb sync`: the server has the first ones
-        return Uploaded(min(on_server, lines), on_server)
-    behind = known.points - on_server
-    given = known.lines - (max(0, behind - known.cut) if behind > 0 else behind)
-    return Uploaded(max(0, min(given, lines)), on_server)
-
-
-def lines_were_cut(folder: Path, kept: int) -> None:
-    """Record that metrics.jsonl now has `kept` lines."""
-    if written(folder) > kept:
-        note_written(folder, kept)
-    known = Uploaded.read(folder)
-    if known is not None and known.lines > kept:
-        known.cut += known.lines - kept
-        known.lines = kept
-        known.write(folder)
-
-
-def written(folder: Path) -> int:
-    """Return how many lines of metrics.jsonl TensorBoard's event files have; 0 where nothing says so."""
-    count = table(folder / WRITTEN).get("lines")
-    return count if isinstance(count, int) and is_count(count) else 0
-
-
-def note_written(folder: Path, lines: int) -> None:
-    """Record that number. One that is too small does no harm: those lines are written again, and purged before."""
-    with suppress(OSError):
-        replace_file(folder / WRITTEN, json.dumps({"lines": lines}))
-
-
-# Append to, read and cut the lines themselves.
-
-
-METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
 FIGURES = re.compile(
     "step|steps|batch|loss|lr|seconds|ranks|tokens_per_s|parameters|held_out_pairs"
     "|.*_(loss|accuracy|perplexity|majority|top_share)"
@@ -135,7 +57,7 @@ class JsonLines:
         """Do nothing: events.jsonl has the event, and the terminal showed it."""
 
     def cut(self, step: int) -> None:
-        """Move the lines after `step`, which a rolled-back run repeats, to metrics.lost.jsonl."""
+        """Move the lines after `step`, which a rolled-back run repeats, to events.jsonl."""
         self.close()
         cut_metrics(self._folder, step)
 
@@ -200,19 +122,19 @@ def wrong_figure(values: Mapping[str, Any]) -> str:
 
 def cut_metrics(folder: Path, step: int) -> int:
     """Keep the lines up to `step` in metrics.jsonl and move later ones, which the checkpoint does not include, to
-    metrics.lost.jsonl, and with them damaged ones wherever they are, with a warning. Returns how many whole lines were
+    events.jsonl, and with them damaged ones wherever they are, with a warning. Returns how many whole lines were
     moved. Raises UserError if the disk is full: the history is then unchanged."""
     lines, damaged = sorted_lines(folder)
     kept = [line for line in lines if line.get("step", 0) <= step]
     lost = [line for line in lines if line.get("step", 0) > step]
-    moved = [*damaged, *(json.dumps(line).encode() for line in lost)]
-    if moved:
-        with writing(folder / LOST):
-            append(folder / LOST, b"".join(line + b"\n" for line in moved))
+    if lost or damaged:
+        texts = [line.decode(errors="surrogateescape") for line in damaged]  # in JSON any bytes are kept
+        with writing(folder / EVENTS):
+            append_event(folder, LINES_LOST, step=step, kept=len(kept), lines=lost, damaged=texts)
+            sync(folder / EVENTS)  # before they are gone from metrics.jsonl
     if (folder / METRICS).is_file():
         write_whole(folder / METRICS, [f"{json.dumps(line)}\n".encode() for line in kept])
     if damaged:
         what = "a damaged line was" if len(damaged) == 1 else f"{len(damaged)} damaged lines were"
-        print(printable(f"maskmill: WARNING: {folder / METRICS}: {what} moved to {LOST}"), file=sys.stderr)
-    lines_were_cut(folder, len(kept))
+        print(printable(f"maskmill: WARNING: {folder / METRICS}: {what} moved to {EVENTS}"), file=sys.stderr)
     return len(lost)

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pretrain.run.files import number, table
+from pretrain.run.files import EVALUATION, number, table
 from pretrain.run.metrics import HELD_OUT, Metric, metric
 from pretrain.run.metrics_log import PROBE_PREFIX, TRIVIAL
 
-EVALUATION, RESULT = "evaluation", "result.json"
+RESULT = "result.json"
 HEADS = ("task", "metric", "score", "lowest to highest", "not pretrained", "trivial")
 ABOUT_SCORES = (
     "Not pretrained is the same encoder with weights drawn at random and trained on the task in the same way; trivial "

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import canonical_json
 from data_pipeline.loader.batch_sizes import BatchSizes
-from pretrain.run.files import number
-from pretrain.run.metrics_log import METRICS, read_metrics
+from pretrain.run.files import METRICS, number
+from pretrain.run.metrics_log import read_metrics
 
 clock = time.monotonic
 RECENT_STEPS = 5

@@ -30,7 +30,8 @@ from pretrain.huggingface.load import (
     reads_one_way,
     refuse_lacking,
 )
-from pretrain.run.folder import CONFIG, EXPORT, model_folders
+from pretrain.run.files import CONFIG, EXPORT
+from pretrain.run.folder import model_folders
 from pretrain.tasks.inputs import InputBuilder, deciding_inputs
 
 # Choose where and how precisely an encoder is computed.

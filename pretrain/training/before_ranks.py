@@ -6,9 +6,7 @@ to read the tasks of train.probe, and to read a mirror. The ranks check the same
 started them elsewhere. They open the folder (start.py) and settle the micro-batches together.
 """
 
-import fcntl
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -16,59 +14,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError, printable
-from data_pipeline.io.files import open_to_write, refuse_links, sealed_json, write_once, write_whole
-from pretrain.checkpoint.store import FOLDER, checkpoints
+from data_pipeline.io.files import sealed_json, write_once, write_whole
+from pretrain.checkpoint.store import checkpoints
 from pretrain.config.phases import CPU_TOKENS, Phase, chosen, is_open, on_cpus, phases_of, with_micro_batches
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import sees_gpus
 from pretrain.objectives.registry import keeps_memory
 from pretrain.preflight.check_run import Plan, check_room, check_run, run_identity, surely_has_room
 from pretrain.preflight.gpus import counted_memory
-from pretrain.run.files import folder_wait, wait_until_shown
+from pretrain.run.files import CHECKPOINTS, CONFIG, LOGS, METRICS, RUN, folder_wait, wait_until_shown
 from pretrain.run.folder import (
-    ATTEMPTS,
-    CONFIG,
     FORMAT,
-    HEARTBEAT,
-    RUN,
     SEALS_CONFIG,
-    SUMMARY,
     read_config,
     read_run,
     read_settings,
     read_summary,
     refuse_another,
+    refuse_locked,
     sealed_config,
 )
-from pretrain.run.metrics_log import LOST, METRICS, UPLOADED, read_metrics
+from pretrain.run.metrics_log import read_metrics
 from pretrain.training.initial_weights_check import check_starting_weights
 
 if TYPE_CHECKING:
     from pretrain.distributed.world import World
 
 
-# Claim the folder of a run: check that it belongs to the run's identity, count the attempt, and lock it. This part
-# never imports torch.
-
-WRITTEN = (
-    *(
-        ".lock",
-        RUN,
-        CONFIG,
-        SUMMARY,
-        METRICS,
-        LOST,
-        ATTEMPTS,
-        HEARTBEAT,
-        UPLOADED,
-        "events.jsonl",
-        "report.html",
-    ),
-    *("logs", FOLDER, f"{FOLDER}/latest", "wandb"),
-)
-"""Files and folders that a run writes in its folder."""
-LOCK_WAIT_SECONDS = 5.0
-"""How long a killed process may take to exit, so that the same command can be rerun at once."""
+# Claim the folder of a run: check that it belongs to the run's identity, and count the attempt. This part never
+# imports torch.
 
 
 def check_folder(
@@ -137,14 +111,14 @@ def _lacks_run(folder: Path) -> bool:
 
 
 def _has_begun(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (METRICS, FOLDER))
+    return any((folder / name).exists() for name in (METRICS, CHECKPOINTS))
 
 
 def _holds_other_files(folder: Path) -> bool:
     """Return whether the folder holds more than a failed start leaves behind (logs and hidden files)."""
     if not folder.is_dir():
         return folder.exists()
-    return any(path.name != "logs" and not path.name.startswith(".") for path in folder.iterdir())
+    return any(path.name != LOGS and not path.name.startswith(".") for path in folder.iterdir())
 
 
 def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
@@ -199,36 +173,6 @@ def _is_attempt(folder: Path, about: dict[str, Any]) -> bool:
         run = read_run(folder)
         return run is not None and (run["id"], run["attempts"]) == (about["id"], about["attempts"])
     return False
-
-
-def lock(folder: Path) -> Any:
-    """Create and lock the run folder until the process ends or the result is closed. Raises UserError if another
-    process still holds the lock after LOCK_WAIT_SECONDS."""
-    folder.mkdir(parents=True, exist_ok=True)
-    refuse_links(folder, WRITTEN)
-    file = open_to_write(folder / ".lock", "w")
-    give_up = time.monotonic() + LOCK_WAIT_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < give_up:
-                time.sleep(0.1)
-                continue
-            file.close()
-            raise UserError(
-                "another process is training here", where=folder, remedy="wait for it, or end it"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        return file
-
-
-def refuse_locked(folder: Path) -> None:
-    """Raise UserError if another attempt of the run is active. Creates nothing and keeps no lock."""
-    refuse_links(folder, WRITTEN)
-    if (folder / ".lock").is_file():
-        lock(folder).close()
 
 
 # Settle train.micro_batch where it is 0: the ranks do so before anything of the run is checked, written or built.

@@ -18,10 +18,18 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError, redact_settings
 from data_pipeline.loader.loader import loader_state, resumed_batch
-from pretrain.checkpoint.mirror import recovered
+from pretrain.checkpoint.mirror import Mirror
 from pretrain.checkpoint.padding import reader, real_shapes, unpadded
+from pretrain.checkpoint.retention import set_aside
 from pretrain.checkpoint.save import Saver
-from pretrain.checkpoint.store import Checkpoint, newest_whole, wait_for_files
+from pretrain.checkpoint.store import (
+    DAMAGED,
+    Checkpoint,
+    all_damaged,
+    newest_checkpoint,
+    newest_whole,
+    wait_for_files,
+)
 from pretrain.config.settings import RunConfig, TrainSettings
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.launch_env import resolve_precision
@@ -53,7 +61,7 @@ def begin(
     folder = Path(config.run.dir)
     watchdog.stage("looking for the newest whole checkpoint, here and in the mirror")
     say = partial(console.print, soft_wrap=True, markup=False)
-    checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say))
+    checkpoint = raise_on_all_ranks(world, lambda: checkpoint_to_resume(config, world, say))
     watchdog.stage("loading a checkpoint or init_from")
     if checkpoint is not None:
         position = position_of(checkpoint)
@@ -79,6 +87,53 @@ def begin(
     if config.init_from:
         trained = start_from(Path(config.init_from), config, plans[0], engine, world, say)
     return Position(positions_trained=trained), None
+
+
+def checkpoint_to_resume(
+    config: RunConfig, world: World, say: Callable[[str], None], *, waits: bool = True
+) -> Checkpoint | None:
+    """Find the checkpoint to resume from; None for a new run. All ranks call this. If the mirror has a newer whole
+    copy than the run folder, because the newest here is damaged or missing, it is fetched, verified and used. `say`
+    gets a line, on the first rank, for each checkpoint fetched or set aside and for an unreachable mirror. `waits`: for
+    files that are shown late, before they count as damage.
+
+    Raises UserError if checkpoints exist but none is whole, here or in the mirror, and if none is whole here and
+    the mirror is unreadable."""
+    folder = Path(config.run.dir)
+    wait = partial(wait_for_files, seconds=folder_wait(config.run) if waits else 0.0, say=say)
+    checkpoint, damaged = newest_whole(folder, world, wait)
+
+    def mended() -> bool:
+        if world.rank != 0:
+            return False
+        step = None
+        if config.checkpoint.mirror:
+            try:
+                step = Mirror(config).fetch_newest(
+                    folder, above=-1 if checkpoint is None else checkpoint.step
+                )
+            except UserError as error:
+                if checkpoint is None:
+                    raise
+                say(
+                    f"maskmill: WARNING: {error}; resuming from {checkpoint.folder.name}, which is whole here"
+                )
+        if step is None and checkpoint is None and damaged:
+            raise all_damaged(folder, damaged)
+        if step is not None:
+            say(
+                f"fetched the checkpoint of step {step:,}, which is not whole here, from {Mirror(config).uri}"
+            )
+        resumed = f"step-{step:08d}" if step is not None else checkpoint.folder.name if checkpoint else ""
+        for path, found in damaged:
+            if path.name == resumed:  # set aside to make room for its copy
+                fate = f"set aside as {path.name}{DAMAGED}, its copy in the mirror is whole"
+            else:
+                fate = f"set aside as {set_aside(path).name}, falling back to {resumed}"
+            say(f"{path.name} is damaged ({found}): {fate}")
+        return step is not None
+
+    return newest_checkpoint(folder, world, wait) if any(world.together(mended)) else checkpoint
 
 
 def _cut_history(folder: Path, step: int, world: World) -> int:
@@ -135,7 +190,7 @@ def roll_back(
     wait = partial(wait_for_files, seconds=folder_wait(config.run), say=say)
     checkpoint, damaged = newest_whole(Path(config.run.dir), world, wait)
     if damaged:  # otherwise retention would keep it as the newest, over those made from now on
-        checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say, waits=False))
+        checkpoint = raise_on_all_ranks(world, lambda: checkpoint_to_resume(config, world, say, waits=False))
     if checkpoint is None:
         raise UserError("no checkpoint to roll back to", where=config.run.dir)
     then = position_of(checkpoint)

@@ -31,8 +31,9 @@ from pretrain.optim.schedule import updates
 from pretrain.preflight.check_run import Plan, check_room, run_identity
 from pretrain.preflight.memory import parameters_of
 from pretrain.run.files import folder_wait
+from pretrain.run.folder import lock
 from pretrain.run.human import in_bytes
-from pretrain.training.before_ranks import check_folder, lock, open_run, seen_by_all
+from pretrain.training.before_ranks import check_folder, open_run, seen_by_all
 from pretrain.training.initial_weights_check import check_starting_weights
 
 PROBE_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}

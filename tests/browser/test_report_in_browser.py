@@ -16,6 +16,7 @@ import pytest
 from chromium import Chromium
 
 from pretrain.report.page import render
+from pretrain.run.files import EVENTS, append
 from tests.command_line import ROOT
 from tests.unit.pretrain.report.test_record import (
     SKIPPED,
@@ -66,7 +67,7 @@ def rich_run(folder: Path) -> Path:
                "hosts": ["node1", "node2"], "seconds": 90.0, "step": 400}  # fmt: skip
     run = make_run(folder, lines=lines, summary=summary)
     write_attempts(run, THREE_ATTEMPTS)
-    (run / "events.jsonl").write_text(json.dumps(SKIPPED) + "\n")
+    append(run / EVENTS, f"{json.dumps(SKIPPED)}\n".encode())
     blank = {
         "before": "member of the United",
         "after": "and of the Council",

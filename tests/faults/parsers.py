@@ -44,6 +44,8 @@ from pretrain.config.yaml_files import schema
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
 from pretrain.report.inspection import describe, run_headlines
+from pretrain.run.events import Uploaded, read_attempts
+from pretrain.run.files import WANDB
 from pretrain.run.folder import read_config, read_run, read_summary
 from pretrain.run.metrics_log import cut_metrics, read_metrics
 from pretrain.training.progress import Position, position_of
@@ -507,7 +509,7 @@ def run_folders(folder: Path) -> Case:
         }).encode(),
         "config.yaml": json.dumps({"train": {"steps": 10}, "optim": {"lr": 0.01}, "run": {"dir": str(run)}}).encode(),
         "metrics.jsonl": b"".join(json.dumps(line).encode() + b"\n" for line in lines),
-        "wandb_uploaded.json": b'{"lines": 5}',
+        "events.jsonl": b'{"event": "uploaded", "to": "wandb", "lines": 5}\n',
     }  # fmt: skip
     for name, data in good.items():
         (run / name).write_bytes(data)
@@ -525,9 +527,8 @@ def run_folders(folder: Path) -> Case:
         try:
             return outcome(lambda: used(run))
         finally:
-            for other in ("metrics.jsonl", "wandb_uploaded.json", name):
+            for other in ("metrics.jsonl", "events.jsonl", name):
                 (run / other).write_bytes(good[other])
-            (run / "metrics.lost.jsonl").unlink(missing_ok=True)
 
     return case
 
@@ -562,7 +563,7 @@ def used(run: Path) -> None:
     facts = describe(run)
     json.dumps(facts)
     assert all(isinstance(text, str) for row in run_headlines(facts, read_metrics(run)) for text in row)
-    read_run(run), read_summary(run), read_config(run)
+    read_run(run), read_summary(run), read_config(run), read_attempts(run), Uploaded.read(run, WANDB)
     whole = read_metrics(run)
     with redirect_stderr(io.StringIO()):  # warns of damaged lines
         cut_metrics(run, 4)

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from kills import KINDS, TIMED, Kill  # noqa: E402
 
+from pretrain.run.events import LINES_LOST, read_events  # noqa: E402
 from tests.command_line import TINY, write_text  # noqa: E402
 
 RANKS, STEPS = 2, 8
@@ -84,8 +85,7 @@ class Storm:
         codes = self.attempt(run, None)
         assert codes == [0] * RANKS, run.with_suffix(".log").read_text()
         self.compare(run)
-        with contextlib.suppress(FileNotFoundError):
-            self.again += len((run / "metrics.lost.jsonl").read_text().splitlines())
+        self.again += sum(len(event["lines"]) for event in read_events(run) if event["event"] == LINES_LOST)
         shutil.rmtree(run)
 
     def never_came(self) -> list[str]:

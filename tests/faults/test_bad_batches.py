@@ -12,6 +12,7 @@ from disturbed import Disturbance, train
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
+from pretrain.run.events import LINES_LOST, read_disturbances, read_events
 from pretrain.training.guard import Guard
 from pretrain.training.progress import Position
 from tests.command_line import Maskmill, setting
@@ -90,8 +91,7 @@ def position(run: Path, step: int = 8) -> Position:
 
 
 def events(run: Path) -> list[tuple[str, int]]:
-    lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
-    return [(line["event"], line["batch"]) for line in lines]
+    return [(event["event"], event["batch"]) for event in read_disturbances(run)]
 
 
 Said = dict[str, tuple[Path, list[str]]]
@@ -132,7 +132,8 @@ def test_a_rollback_is_as_if_the_batches_since_the_checkpoint_had_not_been(said:
     assert len(position(run).losses) == 8, "those of the batches that count"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, *range(1, 9), 8], "each step once, and both evaluations"
-    assert '"step": 5' in (run / "metrics.lost.jsonl").read_text()
+    (lost,) = [event["lines"] for event in read_events(run) if event["event"] == LINES_LOST]
+    assert 5 in [line["step"] for line in lost]
 
 
 @pytest.mark.multirank

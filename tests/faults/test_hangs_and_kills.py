@@ -148,7 +148,7 @@ def test_ranks_do_not_outlive_a_supervisor_that_is_killed(
 
 def held(run: Path) -> bool:
     from data_pipeline.errors import UserError
-    from pretrain.training.before_ranks import lock
+    from pretrain.run.folder import lock
 
     try:
         lock(run).close()

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.preflight import gpus
-from pretrain.run.folder import CONFIG, EXPORT, sealed_lines
+from pretrain.run.files import CONFIG, EXPORT
+from pretrain.run.folder import sealed_lines
 from tests.benchmarks.studies import markdown
 from tests.command_line import ROOT
 from tests.gpu_day import results

@@ -14,7 +14,8 @@ from data_pipeline.sources.snapshot import name_only
 from launch.recipe import load_config
 from pretrain.export.card import LOAD, PUE, estimate, recipe_yaml, watts
 from pretrain.export.hub import PLACEHOLDER
-from pretrain.run.folder import Attempt, read_attempts, sealed_lines
+from pretrain.run.events import Attempt, read_attempts
+from pretrain.run.folder import sealed_lines
 from tests.command_line import Maskmill, as_only_rank, setting
 from tests.factories.tasks import FILES, write
 

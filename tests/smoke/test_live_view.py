@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.run.folder import LOST, read_attempts
+from pretrain.run.events import LOST, read_attempts
 from tests.command_line import Maskmill, command, environ
 
 pytestmark = pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 from data_pipeline.io.object_store import object_names, read_object
 from pretrain import train
 from pretrain.checkpoint.store import checkpoints
+from pretrain.run.events import read_disturbances
 from pretrain.training.guard import Guard
 from tests.command_line import BUCKET, Maskmill
 from tests.run_ends import final
@@ -63,7 +64,7 @@ def names(run: Path) -> list[str]:
 
 
 def events(run: Path) -> str:
-    return "\n".join(json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines())
+    return "\n".join(event["text"] for event in read_disturbances(run))
 
 
 def test_stopped_before_the_step_of_the_damaged_one_it_is_saved(

@@ -14,12 +14,12 @@ import pytest
 import wandb
 from omegaconf import OmegaConf
 
-from pretrain.checkpoint.store import MARKER
 from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.monitoring import tracker as monitor
 from pretrain.monitoring.wandb_dashboard import keys_of, sections
 from pretrain.monitoring.wandb_run import point_of
 from pretrain.run import metrics_log
+from pretrain.run.files import MARKER
 from pretrain.run.metrics_log import PROBE_PREFIX
 from tests.command_line import ROOT, Maskmill, environ
 from tests.factories.tasks import FILES, write

@@ -19,7 +19,7 @@ from launch import slurm
 from launch.jobs import STAGES, Job, Request, Size
 from launch.recipe import load_config
 from launch.slurm import SCRIPTS, Chain, arguments, chain, submit, with_options
-from pretrain.run.folder import HEARTBEAT
+from pretrain.run.files import HEARTBEAT
 from tests.command_line import ROOT, SECRETS, Maskmill, as_only_rank, setting
 
 NASTY = 'it\'s $(touch planted) `touch planted` "q" 50% a,b\nline'

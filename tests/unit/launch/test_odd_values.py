@@ -15,7 +15,7 @@ from launch.app import app
 from launch.recipe import load_config, read_changes, setting_names, with_folder_settings
 from launch.studies.read import read_design, read_settings
 from pretrain.config.yaml_files import schema
-from pretrain.run.files import read
+from pretrain.run.files import read_or
 from pretrain.run.folder import read_config
 from pretrain.run.folder import read_settings as settings_of_run
 from pretrain.studies.design import Changes
@@ -104,7 +104,7 @@ def test_a_run_folder_with_an_interpolation_is_refused(
         read_config(tmp_path)
     one_line(caught.value)
     complaints: list[str] = []
-    assert read(tmp_path / "config.yaml", lambda path: settings_of_run(path.parent), {}, complaints) == {}
+    assert read_or(tmp_path / "config.yaml", lambda path: settings_of_run(path.parent), {}, complaints) == {}
     assert "interpolation" in complaints[0]
 
 

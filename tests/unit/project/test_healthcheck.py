@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.run.folder import HEARTBEAT
+from pretrain.run.files import HEARTBEAT
 from tests.command_line import ROOT
 
 HOUR, YEAR, START = 3600, 365 * 86_400, 5000

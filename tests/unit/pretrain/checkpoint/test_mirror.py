@@ -14,16 +14,17 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
 from data_pipeline.io.object_store import object_names, read_object, write_object
 from pretrain.checkpoint import mirror
-from pretrain.checkpoint.mirror import Mirror, bring_back, recovered
+from pretrain.checkpoint.mirror import Mirror, bring_back
 from pretrain.checkpoint.retention import drop_leftovers
 from pretrain.checkpoint.save import Saver
 from pretrain.checkpoint.store import Checkpoint, newest_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.run.folder import read_run
+from pretrain.run.folder import lock, read_run
 from pretrain.run.metrics_log import read_metrics
 from pretrain.training import before_ranks
 from pretrain.training import start as start_run
+from pretrain.training.resume import checkpoint_to_resume
 from tests.command_line import BUCKET
 from tests.factories.checkpoints import Killed, is_right, killed_at, run_config, save
 
@@ -132,7 +133,7 @@ def recover(config: RunConfig) -> tuple[Checkpoint | None, str]:
     drop_leftovers(Path(config.run.dir))  # as each start does
     assert bring_back(config, IDENTITY) == "", "its folder is there"
     said: list[str] = []
-    return recovered(config, World(), said.append), "\n".join(said)
+    return checkpoint_to_resume(config, World(), said.append), "\n".join(said)
 
 
 def harm(config: RunConfig, step: int) -> None:
@@ -283,7 +284,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     holds: list[Any] = []
 
     def noted(folder: Path) -> Any:
-        holds.append(before_ranks.lock(folder))
+        holds.append(lock(folder))
         return holds[-1]
 
     monkeypatch.setattr(start_run, "lock", noted)
@@ -292,7 +293,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
         try:
             before_ranks.check_folder(config, [])
             start_run.open_on_all_ranks(config, [], World(), Console(quiet=True))
-            return recovered(config, World(), lambda line: None)
+            return checkpoint_to_resume(config, World(), lambda line: None)
         finally:
             while holds:  # the process ends, killed or not, and with it its hold
                 holds.pop().close()
@@ -372,7 +373,7 @@ def test_mending_killed_at_any_moment_is_gone_on_with(endpoint: str, tmp_path: P
         shutil.copytree(config.run.dir, run.run.dir)
         try:
             with killed_at(at):
-                recovered(run, World(), lambda line: None)
+                checkpoint_to_resume(run, World(), lambda line: None)
             break
         except Killed:
             pass

@@ -14,7 +14,7 @@ from pretrain.checkpoint import save as background_save
 from pretrain.checkpoint.save import Saver
 from pretrain.checkpoint.store import checkpoints, newest_checkpoint
 from pretrain.distributed.world import World
-from pretrain.run.folder import NOT_SAVED
+from pretrain.run.events import NOT_SAVED
 from tests.factories.checkpoints import SHAPES, WEIGHT, is_right, pieces, run_config, save
 
 

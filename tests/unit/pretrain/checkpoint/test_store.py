@@ -19,7 +19,6 @@ from pretrain.checkpoint.fragments import HostCopies
 from pretrain.checkpoint.retention import _take_the_place_of, drop_leftovers, drop_old, kept, set_aside
 from pretrain.checkpoint.store import (
     FORMAT,
-    LATEST,
     checkpoints,
     drop,
     find_checkpoint,
@@ -33,7 +32,7 @@ from pretrain.checkpoint.store import (
 from pretrain.config.settings import RunSettings
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
-from pretrain.run.files import folder_wait
+from pretrain.run.files import LATEST, folder_wait
 from tests.factories.checkpoints import SHAPES, WEIGHT, Killed, is_right, killed_at, run_config, save
 
 

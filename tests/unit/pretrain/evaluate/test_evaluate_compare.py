@@ -10,7 +10,8 @@ import pytest
 from data_pipeline.errors import UserError
 from pretrain.evaluate.compare import Other, apart, by_chance, read_other, remarks, result_lines
 from pretrain.evaluate.results import spread
-from pretrain.run.task_scores import EVALUATION, RESULT, task_scores
+from pretrain.run.files import EVALUATION
+from pretrain.run.task_scores import RESULT, task_scores
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.settings import identity, settings_for
 from tests.factories.encoders import encoder_folder

@@ -13,7 +13,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.export.fill import Sample, fill_samples, held_out_blanks, run_and_export, write_samples
 from pretrain.report.page import render, show_samples
-from pretrain.run.folder import SAMPLES
+from pretrain.run.files import SAMPLES
 from tests.command_line import Maskmill
 from tests.unit.pretrain.report.test_report_charts import Page, make_run, page_of
 

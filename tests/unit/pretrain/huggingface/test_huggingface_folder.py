@@ -14,7 +14,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.huggingface.folder import folder_settings
 from pretrain.huggingface.registry import FAMILIES
 from pretrain.objectives.registry import OBJECTIVES
-from pretrain.run.folder import CONFIG
+from pretrain.run.files import CONFIG
 from pretrain.training.initial_weights_check import check_hugging_face, check_vocabulary_there
 from tests.factories.vocabularies import eurobert_tokenizer, trained
 

@@ -21,18 +21,17 @@ from pretrain.monitoring.run_log import RunLog
 from pretrain.objectives.registry import with_defaults
 from pretrain.report.status import in_words, read_status
 from pretrain.run import files
-from pretrain.run.files import number, table, tables, text_of
-from pretrain.run.folder import (
-    EVENTS,
+from pretrain.run.events import (
     HANG,
     NOT_MIRRORED,
     NOT_SAVED,
-    STARTING,
-    TRAINING,
+    SAVED,
+    append_event,
+    read_disturbances,
     read_events,
-    read_heartbeat,
-    read_summary,
 )
+from pretrain.run.files import EVENTS, number, table, tables, text_of
+from pretrain.run.folder import STARTING, TRAINING, read_heartbeat, read_summary
 from pretrain.run.metrics_log import PROBE, JsonLines, read_metrics
 from pretrain.run.time_budget import phases_in, seconds_left
 from pretrain.training.progress import Position
@@ -118,7 +117,7 @@ def test_a_torn_line_takes_none_of_the_next_with_it(run_log: Any, tmp_path: Path
     (tmp_path / EVENTS).write_text('{"event": "skip", "st')
     written, _ = run_log()
     written.event("skip", Position(step=3, batch=4), "why")
-    assert [event["step"] for event in tables(text_of(tmp_path / EVENTS))] == [3]
+    assert [event["step"] for event in read_events(tmp_path)] == [3]
 
 
 def test_lines_are_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,19 +225,10 @@ def test_a_failed_save_is_an_event_an_alert_and_a_word_of_status(run_log: Any, t
             found, ""
         )
         assert found.save_error == "No space left on device"
-        assert [one["event"] for one in read_events(tmp_path)] == [NOT_SAVED, NOT_SAVED, NOT_MIRRORED]
+        assert [one["event"] for one in read_disturbances(tmp_path)] == [NOT_SAVED, NOT_SAVED, NOT_MIRRORED]
         assert told.causes == ["not saved", "not saved", "not mirrored"]
-        later = (datetime.now(UTC) + timedelta(seconds=2)).isoformat()
-        with (tmp_path / "attempts.jsonl").open("a") as file:
-            save = {
-                "event": "saved",
-                "at": later,
-                "step": 220,
-                "seconds": 1,
-                "blocked_seconds": 0,
-                "bytes": 1,
-            }
-            file.write(json.dumps(save) + "\n")
+        later = datetime.now(UTC) + timedelta(seconds=2)
+        append_event(tmp_path, SAVED, at=later, step=220, seconds=1, blocked_seconds=0, bytes=1)
         assert read_status(tmp_path).save_error == "", "a save has succeeded since"
 
 
@@ -280,5 +270,5 @@ def test_an_older_hang_is_not_told_again(run_log: Any, tmp_path: Path) -> None:
     again, told = run_log()
     with again:
         pass
-    assert read_events(tmp_path) == []
+    assert read_disturbances(tmp_path) == []
     assert told.causes == ["restart"]

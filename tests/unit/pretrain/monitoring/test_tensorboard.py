@@ -1,5 +1,6 @@
 """What TensorBoard's event files have of a run: what W&B gets, each step once, over any number of attempts."""
 
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from tensorboardX.record_writer import masked_crc32c
 from data_pipeline.errors import UserError
 from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.monitoring import tensorboard
-from pretrain.monitoring.tensorboard import FOLDER, TensorBoard
+from pretrain.monitoring.tensorboard import TensorBoard
 from pretrain.monitoring.tracker import Silent, open_tracker
 from pretrain.monitoring.wandb_run import Bars, point_of
 from pretrain.preflight import check_run
 from pretrain.run import metrics_log
-from pretrain.run.metrics_log import WRITTEN, note_written, written
+from pretrain.run.events import Uploaded
+from pretrain.run.files import EVENTS, TENSORBOARD
 from tests.command_line import Maskmill
 
 Points = dict[tuple[str, int], list[Any]]
@@ -41,7 +43,7 @@ def read(run: Path) -> Points:
     """The points as TensorBoard reads them: (name, step) -> values, the files in their order, steps from a session's
     start on purged."""
     found: Points = {}
-    for path in sorted((run / FOLDER).glob("events.out.tfevents.*")):
+    for path in sorted((run / TENSORBOARD).glob("events.out.tfevents.*")):
         first, *rest = records(path)
         assert first.file_version == "brain.Event:2"
         for event in rest:
@@ -144,19 +146,24 @@ def test_a_rolled_back_run_has_each_step_once(tmp_path: Path) -> None:
     assert read(tmp_path)[("value", 10)] == [3.0]
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2, 4], ids=lambda count: f"{count} lines known")
-def test_what_the_files_lack_is_written_at_the_next_start(tmp_path: Path, lost: int) -> None:
+@pytest.mark.parametrize("known", [0, 1, 2, 4], ids=lambda count: f"{count} lines known")
+def test_what_the_files_lack_is_written_at_the_next_start(tmp_path: Path, known: int) -> None:
     """Lines of an attempt with another tracker, or behind a kill; a step with two lines is written as a whole."""
     attempt(tmp_path, 5, 10, 15, 20)
-    note_written(tmp_path, lost)
+    Uploaded(known).log(tmp_path, TENSORBOARD)
     other = metrics_log.JsonLines(tmp_path)
     other.log(line_of(25))
     opened(tmp_path).close()
     assert read(tmp_path) == expected(tmp_path)
-    assert written(tmp_path) == len(metrics_log.read_metrics(tmp_path))
-    (tmp_path / WRITTEN).write_text("{")
+    uploaded = Uploaded.read(tmp_path, TENSORBOARD)
+    assert uploaded is not None
+    assert uploaded.lines == len(metrics_log.read_metrics(tmp_path))
+    (tmp_path / EVENTS).write_text("{")
     opened(tmp_path).close()
     assert read(tmp_path) == expected(tmp_path)
+    shutil.rmtree(tmp_path / TENSORBOARD)
+    opened(tmp_path).close()
+    assert read(tmp_path) == expected(tmp_path), "the files were removed, to be written anew"
 
 
 def test_steps_that_another_tracker_did_again_replace_those_of_before(tmp_path: Path) -> None:
@@ -171,9 +178,8 @@ def test_steps_that_another_tracker_did_again_replace_those_of_before(tmp_path: 
 
 def test_a_torn_end_costs_that_line_alone(tmp_path: Path) -> None:
     attempt(tmp_path, 5, 10, ends=False)
-    [path] = (tmp_path / FOLDER).glob("events*")
+    [path] = (tmp_path / TENSORBOARD).glob("events*")
     path.write_bytes(path.read_bytes()[:-7])
-    note_written(tmp_path, written(tmp_path) - 1)
     attempt(tmp_path, 15)
     assert read(tmp_path) == expected(tmp_path)
 
@@ -203,7 +209,7 @@ def test_a_failure_does_not_end_the_run(
 def test_a_folder_that_cannot_be_made_does_not_end_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / FOLDER).write_text("in its place")
+    (tmp_path / TENSORBOARD).write_text("in its place")
     attempt(tmp_path, 5)
     assert "cannot be written" in capsys.readouterr().out
     assert len(metrics_log.read_metrics(tmp_path)) == 2

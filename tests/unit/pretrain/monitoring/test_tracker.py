@@ -15,7 +15,8 @@ from pretrain.monitoring import tracker as monitor
 from pretrain.monitoring.tracker import ADVICE, Alerts, cause_of, disk_nearly_full
 from pretrain.monitoring.wandb_run import by_layer, by_rank, point_of
 from pretrain.run import metrics_log
-from pretrain.run.metrics_log import Uploaded, reconciled
+from pretrain.run.events import LINES_LOST, Uploaded, append_event, reconciled
+from pretrain.run.files import EVENTS, WANDB
 from pretrain.training.guard import Guard
 from pretrain.training.progress import Position
 from pretrain.training.rank_timing import Lap, RankPace, slowdowns
@@ -146,7 +147,7 @@ def test_a_server_out_of_reach_is_an_offline_run(
     monkeypatch.delenv("WANDB_MODE", raising=False)
     attempt_of(tmp_path, 1)
     assert "continuing offline: no route to host" in capsys.readouterr().out
-    assert not (tmp_path / "wandb_uploaded.json").exists(), "nothing was sent"
+    assert Uploaded.read(tmp_path, WANDB) is None, "nothing was sent"
 
 
 @pytest.mark.parametrize(
@@ -297,12 +298,30 @@ def test_a_disk_is_nearly_full_where_two_checkpoints_do_not_fit(
     assert disk_nearly_full(tmp_path / "gone", 1.0) == ""
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"nan": "x"}'])
-def test_a_torn_file_of_counts_or_times_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "wandb_alerts.json").write_text(text)
+@pytest.mark.parametrize(
+    "event",
+    ["", "{", "[]", "null", '{"event": "alerted", "cause": "nan"}', '{"event": "uploaded", "lines": "x"}'],
+)
+def test_a_torn_event_of_counts_or_times_is_none(tmp_path: Path, event: str) -> None:
+    (tmp_path / EVENTS).write_text(f"{event}\n")
+    assert Uploaded.read(tmp_path, WANDB) is None
     assert Alerts(tmp_path, "run", 60).due("nan", "x") is not None
-    (tmp_path / "wandb_uploaded.json").write_text(text)
-    assert (Uploaded.read(tmp_path) or Uploaded()).lines == 0
+
+
+@pytest.mark.parametrize("kept", [10, 20, 40])
+@pytest.mark.parametrize("sent", [0, 15, 30, 45, 50])
+def test_lines_that_a_killed_attempt_passed_on_are_counted_by_the_server(
+    tmp_path: Path, kept: int, sent: int
+) -> None:
+    """It has counted 10 of 50; then others, that went on without W&B, have cut and written lines."""
+    Uploaded(10, 10).log(tmp_path, WANDB)
+    lines = [{"step": step} for step in range(kept + 1, 51)]
+    append_event(tmp_path, LINES_LOST, step=kept, kept=kept, lines=lines, damaged=[])
+    on_server = max(10, sent)
+    assert reconciled(Uploaded.read(tmp_path, WANDB), on_server, 60).lines == min(kept, on_server)
+    more = [{"step": step} for step in range(kept + 6, 71)]
+    append_event(tmp_path, LINES_LOST, step=kept + 5, kept=kept + 5, lines=more, damaged=[])
+    assert reconciled(Uploaded.read(tmp_path, WANDB), on_server, 60).lines == min(kept, on_server)
 
 
 def test_the_code_is_named_by_version_and_commit() -> None:

@@ -21,8 +21,8 @@ from pretrain.report.inspection import run_headlines
 from pretrain.report.record import read_run
 from pretrain.report.status import RUNNING, STALLED, STARTING, STOPPED, in_words, read_status
 from pretrain.report.summary import advice
-from pretrain.run.files import time_in
-from pretrain.run.folder import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, age_here, read_heartbeat
+from pretrain.run.files import HEARTBEAT, time_in
+from pretrain.run.folder import EVALUATING, TRAINING, Heartbeat, age_here, read_heartbeat
 from pretrain.run.learning import PAIRS, PLATEAU, findings, with_majority
 from pretrain.run.metrics import headline_of, leading, metric, secondary, sum_of
 from pretrain.run.metrics_log import wrong_figure

@@ -14,7 +14,8 @@ import pytest
 from pretrain.report.curves import COLUMNS, binned, by_layer
 from pretrain.report.record import Points, read_run
 from pretrain.report.summary import advice
-from pretrain.run.folder import ATTEMPTS, HANG, LOST, NOT_SAVED, SPENT, AttemptLog, log_event, read_attempts
+from pretrain.run.events import HANG, LOST, NOT_SAVED, SPENT, AttemptLog, append_event, read_attempts
+from pretrain.run.files import EVENTS, append
 from pretrain.run.metrics import CHARTS, learning_charts
 from tests.unit.pretrain.report.test_report_charts import (
     CONFIG,
@@ -47,7 +48,7 @@ def write_attempts(folder: Path, lines: list[dict[str, Any]]) -> None:
     began = datetime(2026, 3, 4, 10, 15, tzinfo=UTC)
     folder.mkdir(parents=True, exist_ok=True)
     dated = [{"at": (began + timedelta(minutes=i)).isoformat(), **line} for i, line in enumerate(lines)]
-    (folder / ATTEMPTS).write_text("".join(json.dumps(line) + "\n" for line in dated))
+    (folder / EVENTS).write_text("".join(json.dumps(line) + "\n" for line in dated))
 
 
 THREE_ATTEMPTS: list[dict[str, Any]] = [
@@ -114,7 +115,7 @@ def test_the_next_attempt_logs_the_end_of_one_that_was_killed(tmp_path: Path) ->
     diary = AttemptLog(tmp_path, writes=True)
     diary.started(0, {"ranks": 2, "hosts": ["a"], "device": "CPU"}, {})
     diary.saved(10, 1.0, 0.1, 99)
-    with (tmp_path / ATTEMPTS).open("a") as file:
+    with (tmp_path / EVENTS).open("a") as file:
         file.write('{"event": "sav')  # the kill
     assert read_attempts(tmp_path)[0].ended is None
     before = {"step": 17, "seconds": 90.0, SPENT: 95.0}
@@ -125,9 +126,9 @@ def test_the_next_attempt_logs_the_end_of_one_that_was_killed(tmp_path: Path) ->
     assert (first.status, first.last, first.saves[0].bytes) == (LOST, 17, 99)
     assert first.ended == first.started + timedelta(seconds=90)
     assert (second.first, second.ended, second.ranks, second.seconds) == (10, None, 1, 60.0)
-    (tmp_path / ATTEMPTS).unlink()
-    (tmp_path / ATTEMPTS).mkdir()  # cannot be written: the run goes on
-    diary.ended(3, {"status": "failed", SPENT: 1.0})
+    (tmp_path / EVENTS).unlink()
+    (tmp_path / EVENTS).mkdir()  # cannot be written: the run goes on
+    diary.ended(3, {"status": "failed", SPENT: 1.0}, exit_code=1)
     assert read_attempts(tmp_path) == []
 
 
@@ -135,7 +136,7 @@ def test_phases_skipped_batches_and_resumptions_are_marked(tmp_path: Path) -> No
     phases = [{"name": "short", "first": 0, "last": 60}, {"name": "long", "first": 60, "last": 100}]
     run = make_run(tmp_path / "run", summary={**SUMMARY, "phases": phases, "phase": "long"})
     write_attempts(run, THREE_ATTEMPTS)
-    (run / "events.jsonl").write_text(json.dumps(SKIPPED) + "\ntorn")
+    append(run / EVENTS, f"{json.dumps(SKIPPED)}\ntorn".encode())
     page = page_of(run)
     raw = (run / "report.html").read_text()
     for kind in ("phase", "resumed", "skipped"):
@@ -233,9 +234,9 @@ def test_failed_saves_and_hangs_are_advice(tmp_path: Path) -> None:
     """Red without either line."""
     run = make_run(tmp_path / "run")
     write_attempts(run, [{"event": "started", "step": 0, "ranks": 2}])
-    log_event(run, NOT_SAVED, 40, "no space left at s3://me:hunter2@b/x")
-    log_event(run, HANG, 50, "rank 1 waits in all_reduce")
-    log_event(run, HANG, 60, "rank 0 waits in all_reduce")
+    append_event(run, NOT_SAVED, step=40, text="no space left at s3://me:hunter2@b/x")
+    append_event(run, HANG, step=50, text="rank 1 waits in all_reduce")
+    append_event(run, HANG, step=60, text="rank 0 waits in all_reduce")
     found = {one.what: one for one in advice(read_run(run))}
     saves = "The newest checkpoint could not be saved: no space left at s3://***@b/x."
     hangs = "The run hung 2 times and was ended: rank 0 waits in all_reduce."
@@ -324,11 +325,11 @@ def test_any_run_has_a_page(tmp_path: Path, kind: str) -> None:
             "data": {"train": {"tokens": "x", "examples": 0}},
         }
     run = make_run(tmp_path / "run", lines=lines, summary=summary)
-    (run / "events.jsonl").write_text('{"event": null}\n[]\n{"step": []}\n')
     (run / "run.json").write_text('{"format": 2, "attempts": "many", "identity": 3}')
     write_attempts(
         run, [{"event": "ended", "step": 1, "status": 2}, {"event": "started", "step": "x"}, {"event": []}]
     )
+    append(run / EVENTS, b'{"event": null}\n[]\n{"step": []}\n')
     page = page_of(run)
     assert "How to run it again" in page.text
     drawn = (run / "report.html").read_text().split("<main>")[1].split("<script>")[0].split(">Settings<")[0]
@@ -350,13 +351,12 @@ def test_hostile_strings_stay_text_everywhere(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", lines=lines, summary=summary)
     write_attempts(run, [{"event": "started", "step": 0, "hosts": [HOSTILE], "device": HOSTILE},
                       {"event": "ended", "step": 9, "status": HOSTILE, "error": HOSTILE}])  # fmt: skip
-    (run / "events.jsonl").write_text(
-        json.dumps({"event": HOSTILE, "text": HOSTILE, "at": HOSTILE, "step": 3})
-    )
+    hostile = {"event": HOSTILE, "text": HOSTILE, "at": HOSTILE, "step": 3}
+    append(run / EVENTS, json.dumps(hostile).encode())
     (run / "run.json").write_text(
         json.dumps({"format": 2, "identity": {"data": HOSTILE, "vocabulary": HOSTILE}})
     )
-    folder = run / "checkpoints" / "step-1"
+    folder = run / "checkpoints" / "step-00000001"
     folder.mkdir(parents=True)
     state = {"conditions": {HOSTILE: HOSTILE}, "held_out_loss": HOSTILE}
     (folder / "checkpoint.json").write_text(json.dumps({"step": 1, "files": [{"bytes": 1}], "state": state}))

@@ -237,7 +237,7 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     page = page_of(run)
     assert page.text.count("<script>alert('x')</script>") >= 8
     assert "<b>&run" in page.text
-    assert "<i>1" in page.text
+    assert "<i>1" not in page.text, "a folder of another name is no checkpoint"
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert not [tag for tag, _ in page.tags if tag in ("img", "b&run", "i1")]
 

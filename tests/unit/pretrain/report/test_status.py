@@ -29,7 +29,8 @@ from pretrain.report.status import (
     read_status,
     what_next,
 )
-from pretrain.run.folder import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, read_heartbeat
+from pretrain.run.files import HEARTBEAT, REPORT, STATE
+from pretrain.run.folder import EVALUATING, TRAINING, Heartbeat, read_heartbeat
 from tests.command_line import ROOT, Maskmill
 
 NOW = time.time()
@@ -402,6 +403,12 @@ def test_a_job_that_waits_to_be_started_again_is_requeued(folder: Folder, told: 
             "offline: all after line 12 of metrics.jsonl is here alone",
         ),
         (
+            ["run-20261128_100000-a", "offline-run-20261128_110000-a"],
+            {"lines": 12, "points": 12, "cut": 0, "settled": False},
+            "stopped",
+            "offline: all after line 12 of metrics.jsonl may be here alone",
+        ),
+        (
             ["offline-run-20261128_100000-a", "run-20261128_110000-a"],
             {"lines": 12, "points": 12, "cut": 0, "settled": True},
             "stopped",
@@ -425,7 +432,7 @@ def test_what_wandb_lacks_is_said(
     for name in runs:
         (folder.path / "wandb" / name).mkdir(parents=True)
     if sent:
-        folder.write("wandb_uploaded.json", json.dumps(sent))
+        folder.write("events.jsonl", json.dumps({"event": "uploaded", "to": "wandb", **sent}))
     status = folder.status()
     assert status.wandb.startswith(said) if said else not status.wandb
     assert ("  W&B         " in in_words(status, "again")) == bool(said)
@@ -513,6 +520,8 @@ def test_a_real_run(here: None, tiny: list[str], maskmill: Maskmill, tmp_path: P
     found = json.loads(maskmill("status", f"{tmp_path}/run", "--json").stdout)
     assert (found["health"], found["step"], found["attempts"]) == (FINISHED, 4, 2)
     assert found["checkpoint"] == "step-00000004"
+    files = {path.name for path in (tmp_path / "run").iterdir() if path.is_file()}
+    assert files == {*STATE, REPORT}, "seven files of state, and the report"
 
 
 def test_status_and_completion_do_without_torch(tmp_path: Path) -> None:

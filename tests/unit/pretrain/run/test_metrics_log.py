@@ -1,9 +1,9 @@
 """The history of a run is written once, whatever the number of its attempts."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +11,16 @@ from data_pipeline.errors import UserError
 from pretrain.config.settings import MonitorSettings
 from pretrain.monitoring import tracker as monitor
 from pretrain.run import metrics_log
+from pretrain.run.events import LINES_LOST, read_events
 
 
 def steps(folder: Path) -> list[int]:
     return [line["step"] for line in metrics_log.read_metrics(folder)]
+
+
+def lost(folder: Path) -> list[dict[str, Any]]:
+    """The events that hold what was cut."""
+    return [event for event in read_events(folder) if event["event"] == LINES_LOST]
 
 
 def write(folder: Path, *numbers: int) -> None:
@@ -30,8 +36,9 @@ def test_a_resumed_run_cuts_what_its_checkpoint_does_not_know(tmp_path: Path) ->
     assert steps(tmp_path) == [10, 20]
     write(tmp_path, 30, 40, 50)
     assert steps(tmp_path) == [10, 20, 30, 40, 50]
-    lost = (tmp_path / "metrics.lost.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lost] == [30, 40]
+    (event,) = lost(tmp_path)
+    assert [line["step"] for line in event["lines"]] == [30, 40]
+    assert (event["step"], event["kept"], event["damaged"]) == (20, 2, [])
 
 
 def test_a_line_torn_by_a_kill_is_not_a_line(tmp_path: Path) -> None:
@@ -65,27 +72,28 @@ def test_a_damaged_line_is_kept_and_warned_of_wherever_it_is(
     path.write_bytes(b"\n".join([*lines, b""]))
     assert steps(tmp_path) == [10, 30, 40]
     assert metrics_log.cut_metrics(tmp_path, 30) == 1
-    assert "metrics.jsonl: a damaged line was moved to metrics.lost.jsonl" in capsys.readouterr().err
+    assert "metrics.jsonl: a damaged line was moved to events.jsonl" in capsys.readouterr().err
     assert steps(tmp_path) == [10, 30]
-    lost = (tmp_path / "metrics.lost.jsonl").read_bytes().split(b"\n")
-    assert lost[0] == DAMAGED[name]
-    assert json.loads(lost[1])["step"] == 40
+    (event,) = lost(tmp_path)
+    assert event["damaged"][0].encode(errors="surrogateescape") == DAMAGED[name]
+    assert event["lines"][0]["step"] == 40
     metrics_log.cut_metrics(tmp_path, 30)
+    assert len(lost(tmp_path)) == 1
     assert capsys.readouterr().err == ""
 
 
 def test_a_cut_that_finds_no_room_is_one_line_and_leaves_the_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_arguments: object) -> None:
+    def full(*_arguments: object, **_fields: object) -> None:
         raise OSError(28, "No space left on device")
 
     write(tmp_path, 10, 20, 30)
-    monkeypatch.setattr(metrics_log, "append", full)
-    with pytest.raises(UserError, match=r"metrics\.lost\.jsonl: cannot be written: No space left"):
+    monkeypatch.setattr(metrics_log, "append_event", full)
+    with pytest.raises(UserError, match=r"events\.jsonl: cannot be written: No space left"):
         metrics_log.cut_metrics(tmp_path, 10)
     assert steps(tmp_path) == [10, 20, 30]
-    assert not (tmp_path / "metrics.lost.jsonl").exists()
+    assert lost(tmp_path) == []
 
 
 def test_other_ranks_and_tracker_none_write_nothing(tmp_path: Path) -> None:

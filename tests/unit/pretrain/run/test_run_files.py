@@ -10,11 +10,12 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import open_to_write, own_folder, refuse_links, write_whole
 from data_pipeline.io.npy import save_column
 from launch.ranks import start_ranks
+from pretrain.checkpoint.store import saved_checkpoints
 from pretrain.config.settings import RunSettings
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.evaluate.results import write_result
-from pretrain.run.files import append, read_checkpoints, replace_file
-from pretrain.training.before_ranks import WRITTEN, lock, refuse_locked
+from pretrain.run.files import EVENTS, OUTPUTS, STATE, append, replace_file
+from pretrain.run.folder import lock, refuse_locked
 
 KEPT = b"what the link leads to"
 
@@ -39,7 +40,7 @@ def log_of_a_rank(run: Path) -> None:
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "lock": (".lock", lock),
     "refuse_locked": (".lock", refuse_locked),
-    "append": ("attempts.jsonl", lambda run: append(run / "attempts.jsonl", b"{}\n")),
+    "append": (EVENTS, lambda run: append(run / EVENTS, b"{}\n")),
     "text": ("log", lambda run: open_to_write(run / "log", "a")),
     "column": ("tokens.npy", lambda run: save_column(run / "tokens.npy", np_zeros())),
     "replace": (f"heartbeat.{os.getpid()}", lambda run: replace_file(run / "heartbeat", "{}")),
@@ -75,7 +76,7 @@ def test_a_link_to_nothing_makes_no_file(run: Path, tmp_path: Path, name: str) -
     assert not (tmp_path / "missing").exists()
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("name", [*STATE, *OUTPUTS])
 def test_a_run_refuses_links_among_its_files_before_it_writes(run: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     (run / name).parent.mkdir(exist_ok=True)
@@ -108,8 +109,8 @@ def test_a_folder_that_is_a_link_is_refused(run: Path, tmp_path: Path) -> None:
 def test_a_run_folder_reached_through_a_link_is_fine(run: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(run)
     lock(tmp_path / "link").close()
-    append(tmp_path / "link" / "attempts.jsonl", b"{}\n")
-    assert (run / "attempts.jsonl").read_bytes() == b"{}\n"
+    append(tmp_path / "link" / EVENTS, b"{}\n")
+    assert (run / EVENTS).read_bytes() == b"{}\n"
 
 
 def test_a_whole_file_takes_the_place_of_a_link(run: Path, target: Path) -> None:
@@ -122,8 +123,8 @@ def test_a_whole_file_takes_the_place_of_a_link(run: Path, target: Path) -> None
 @pytest.mark.parametrize("step", ["Infinity", "NaN", "[]", "null", '"five"'])
 def test_a_marker_that_is_no_checkpoints_is_passed_over(step: str, tmp_path: Path) -> None:
     """Red for Infinity where OverflowError is not caught."""
-    for name, value in (("step-1", "1"), ("step-2", step)):
+    for name, value in (("step-00000001", "1"), ("step-00000002", step)):
         marker = tmp_path / "checkpoints" / name / "checkpoint.json"
         marker.parent.mkdir(parents=True)
         marker.write_text(f'{{"step": {value}, "files": []}}')
-    assert [checkpoint.name for checkpoint in read_checkpoints(tmp_path)] == ["step-1"]
+    assert [checkpoint.name for checkpoint in saved_checkpoints(tmp_path)] == ["step-00000001"]

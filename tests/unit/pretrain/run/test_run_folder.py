@@ -13,12 +13,10 @@ from pretrain.checkpoint.store import Marker, marked, parsed_marker, sealed
 from pretrain.report.inspection import describe, run_headlines
 from pretrain.report.record import read_run as read_record
 from pretrain.report.status import in_words, read_status
+from pretrain.run.files import CONFIG, RUN, SUMMARY
 from pretrain.run.folder import (
-    CONFIG,
     FORMAT,
-    RUN,
     SEALS_CONFIG,
-    SUMMARY,
     not_sealed,
     parsed_config,
     read_config,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pretrain.run.task_scores import EVALUATION, RESULT, read_task_scores
+from pretrain.run.files import EVALUATION
+from pretrain.run.task_scores import RESULT, read_task_scores
 
 
 def spread(*values: float) -> dict[str, Any]:

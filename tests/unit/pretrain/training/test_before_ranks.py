@@ -17,6 +17,7 @@ from pretrain.checkpoint.store import Marker, marked
 from pretrain.distributed import launch_env
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import check_run, run_identity
+from pretrain.run import folder as run_folder
 from pretrain.run.folder import FORMAT, read_config, refuse_another, sealed_config, write_summary
 from pretrain.training import before_ranks
 from pretrain.training.before_ranks import check_start, open_run
@@ -227,12 +228,12 @@ def test_a_finished_run_and_refusals_need_no_torch(finished: list[str], tmp_path
 def test_a_process_that_is_being_killed_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = before_ranks.lock(tmp_path)
-    monkeypatch.setattr(before_ranks.time, "sleep", lambda _: held.close())  # it is gone at the second look
-    before_ranks.refuse_locked(tmp_path)
-    monkeypatch.setattr(before_ranks, "LOCK_WAIT_SECONDS", 0.0)
-    with before_ranks.lock(tmp_path), pytest.raises(UserError, match="another process is training here"):
-        before_ranks.refuse_locked(tmp_path)
+    held = run_folder.lock(tmp_path)
+    monkeypatch.setattr(run_folder.time, "sleep", lambda _: held.close())  # it is gone at the second look
+    run_folder.refuse_locked(tmp_path)
+    monkeypatch.setattr(run_folder, "LOCK_WAIT_SECONDS", 0.0)
+    with run_folder.lock(tmp_path), pytest.raises(UserError, match="another process is training here"):
+        run_folder.refuse_locked(tmp_path)
 
 
 def test_pairs_of_another_task_than_the_settings_name_are_refused(tiny: list[str], tmp_path: Path) -> None:
