@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import VocabularyStamp
@@ -100,21 +100,13 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(core + r"(?P<kind>\.weight|\.bias)?")
 
 
-class Header(NamedTuple):
-    """What is known of a tensor without reading it, as far as a family's tables ask."""
-
-    shape: tuple[int, ...]
-
-    def equal(self, other: Self) -> bool:
-        """Return whether the two can be one tensor."""
-        return self.shape == other.shape
+def equal(one: "Tensor", other: "Tensor") -> bool:
+    """Return whether two tensors are equal; of those on the meta device, which have no values, whether they can be."""
+    return one.shape == other.shape and (one.is_meta or one.equal(other))
 
 
 # Convert tensors between our names and those of a class of transformers, in both directions.
 
-
-Stored = TypeVar("Stored", "Tensor", "Header")
-"""A tensor of a folder, or what its file says of it."""
 
 POSITIONS = "encoder.embeddings.position.weight"
 
@@ -213,8 +205,8 @@ class WeightNames:
         return state
 
     def placed(
-        self, stored: "Mapping[str, Stored]", where: Path
-    ) -> "list[tuple[str, Stored, list[tuple[str, Weight | Part]]]]":
+        self, stored: "Mapping[str, Tensor]", where: Path
+    ) -> "list[tuple[str, Tensor, list[tuple[str, Weight | Part]]]]":
         """Return each parameter of a folder: its current name, its tensor, and our parameters that it holds, with how.
         Raises UserError for a tensor without a place and for tied copies that differ."""
         found = [(name, one, self._back(name)) for name, one in self._sources(stored, where).items()]
@@ -243,7 +235,7 @@ class WeightNames:
                     break
         return found
 
-    def _sources(self, stored: "Mapping[str, Stored]", where: Path) -> "dict[str, Stored]":
+    def _sources(self, stored: "Mapping[str, Tensor]", where: Path) -> "dict[str, Tensor]":
         """Return the tensors that are parameters, by current names: no buffers, one of each tied pair."""
         named = {}
         for name, tensor in stored.items():
@@ -254,7 +246,7 @@ class WeightNames:
             named = {f"{self.prefix}.{name}": tensor for name, tensor in named.items()}
         sources = {n: t for n, t in named.items() if n not in self.tied and n not in self.buffers}
         for copy, source in self.tied.items():
-            if copy in named and not named[copy].equal(sources.setdefault(source, named[copy])):
+            if copy in named and not equal(named[copy], sources.setdefault(source, named[copy])):
                 raise UserError(
                     f"{copy} differs from {source}",
                     where=where,
@@ -360,10 +352,6 @@ class Family(WeightNames):
         if found.get("embedding_size") == found.get("hidden"):
             found.pop("embedding_size", None)  # 0 is as wide
         return {f"encoder.{name}": value for name, value in found.items() if self._states(name, config)}
-
-    def stored_layers(self, config: Config) -> int:
-        """Return how many layers a folder with this config.json holds."""
-        return int(self.settings(config)["layers"])
 
     def field_name(self, setting: str) -> str:
         """Return the field of config.json of an encoder setting."""

@@ -6,7 +6,7 @@ every verb reads the settings before anything else.
 
 import json
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from pretrain.config.encoder import (
     owner_of,
 )
 from pretrain.config.settings import RunConfig
-from pretrain.huggingface.base import Config, Family, Header
+from pretrain.huggingface.base import Config, Family, equal
 from pretrain.huggingface.registry import check_config, family_of
 from pretrain.run.folder import model_folders
 
@@ -94,13 +94,13 @@ def whole(path: Path) -> Iterator[None]:
         ) from error
 
 
-def stored_headers(folder: Path, paths: Sequence[Path] = ()) -> dict[str, Header]:
-    """Read the headers of all weight files of the folder, or of `paths` in it: their names -> shapes. Raises UserError
-    if it has none, or one is damaged."""
-    headers: dict[str, Header] = {}
+def stored_shapes(folder: Path, paths: Sequence[Path] = ()) -> dict[str, tuple[int, ...]]:
+    """Read the headers of all weight files of the folder, or of `paths` in it: names of tensors -> shapes. Raises
+    UserError if it has none, or one is damaged."""
+    headers: dict[str, tuple[int, ...]] = {}
     for path in paths or weight_files(folder):
         with whole(path), safe_open(path, "numpy") as file:
-            headers |= {name: Header(tuple(file.get_slice(name).get_shape())) for name in file.keys()}  # noqa: SIM118
+            headers |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     return headers
 
 
@@ -126,21 +126,40 @@ def stored_tensors(folder: Path, paths: Sequence[Path] = ()) -> "dict[str, Tenso
     return stored
 
 
-def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> "dict[str, Tensor]":
+def without_values(folder: Path, paths: Sequence[Path] = ()) -> "dict[str, Tensor]":
+    """Return what `stored_tensors` does, on the meta device: only the headers of the files are read."""
+    import torch
+
+    return {name: torch.empty(shape, device="meta") for name, shape in stored_shapes(folder, paths).items()}
+
+
+def other_shape(name: str, shape: Iterable[int], expected: Iterable[int], where: object) -> UserError:
+    """Return the error for a parameter of another shape than the run's."""
+    return UserError(f"{name} has shape {list(shape)}", where=where, expected=f"{list(expected)}")
+
+
+def read_weights(
+    source: Path, run: RunConfig, vocabulary_size: int, headers_only: bool = False
+) -> "dict[str, Tensor]":
     """Return the weights of the model in `source`, or of all models in its folders, by our names: float32, without
-    vocabulary padding; heads missing in the source are missing in the result.
+    vocabulary padding; heads missing in the source are missing in the result. `headers_only`: on the meta device, by
+    the headers of the files alone.
 
     Raises UserError if no family reads it, its config.json differs from the settings of `run`, or layers that share
     parameters in `run` have different ones there."""
+    read = without_values if headers_only else stored_tensors
     state: dict[str, Tensor] = {}
     for folder in model_folders(source) or [source]:
         check_config(folder, run, vocabulary_size)
         family, config = family_of(folder)
-        tensors = family.of_run(run).from_hugging_face(stored_tensors(folder), config, folder)
+        tensors = family.of_run(run).from_hugging_face(read(folder), config, folder)
+        table, positions = tensors.get(family.positions), family.settings(config).get("max_positions")
+        if table is not None and positions is not None and len(table) != positions:
+            raise other_shape(family.positions, table.shape, (positions, *table.shape[1:]), source)
         if beside := [folder / file for file in family.beside if (folder / file).is_file()]:
-            tensors |= stored_tensors(folder, beside)
+            tensors |= read(folder, beside)
         for name, tensor in tensors.items():
-            if not state.setdefault(name, tensor).equal(tensor):
+            if not equal(state.setdefault(name, tensor), tensor):
                 raise UserError(
                     f"{name} differs between its folders", where=source, expected="one model's weights in all"
                 )
@@ -158,7 +177,7 @@ def merge_shared(
         if place and place[0] < settings.layers:
             layer, rest = place
             owner = in_layer(owner_of(settings, layer, half_of(rest)), rest)
-        if not merged.setdefault(owner, tensor).equal(tensor):
+        if not equal(merged.setdefault(owner, tensor), tensor):
             raise UserError(
                 f"{name} differs from {owner}",
                 where=where,

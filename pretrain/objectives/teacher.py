@@ -15,7 +15,7 @@ from data_pipeline.vocabulary.base import Vocabulary
 from pretrain.config.encoder import SWITCHES, EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.huggingface.base import Family
-from pretrain.huggingface.folder import stored_headers, weight_files
+from pretrain.huggingface.folder import stored_shapes, weight_files
 from pretrain.huggingface.registry import check_vocabulary, family_of
 from pretrain.objectives.registry import registered
 
@@ -107,7 +107,7 @@ def _check_head(teacher: Teacher) -> None:
         wanted = {teacher.family.their_name(f"mlm_head.dense.{kind}") for kind in kinds}
     except KeyError:
         wanted = {"a head for masked words"}
-    if wanted := wanted - stored_headers(teacher.folder).keys():
+    if wanted := wanted - stored_shapes(teacher.folder).keys():
         raise UserError(
             f"lacks {', '.join(sorted(wanted))}",
             where=teacher.folder,

@@ -16,7 +16,7 @@ from data_pipeline.io.model_folder import CARD, CHANGED, NOTE, changed, noted_ha
 from pretrain.checkpoint.store import checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.distributed.world import World
 from pretrain.huggingface.config_json import read_config
-from pretrain.huggingface.folder import stored_headers
+from pretrain.huggingface.folder import stored_shapes
 from pretrain.run.files import CONFIG, EXPORT, MARKER, REPORT, RUN, is_number
 from pretrain.run.folder import model_folders, not_sealed, read_run, read_settings, read_summary
 from pretrain.run.learning import learning_of
@@ -106,7 +106,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
 
 def _model(path: Path) -> dict[str, Any]:
     hashes, config = _model_hashes(path), read_config(path)
-    shapes = {name: header.shape for name, header in stored_headers(path).items()}
+    shapes = stored_shapes(path)
     return {
         "kind": "exported model",
         "architectures": config.get("architectures"),

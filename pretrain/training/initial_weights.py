@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import shards_vocabulary
 from data_pipeline.shards.index import VocabularyStamp
+from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.new_words import old_pieces
 from pretrain.checkpoint.padding import padded, reader, real_shapes
 from pretrain.checkpoint.store import find_checkpoint
@@ -27,17 +29,13 @@ from pretrain.distributed.engine import Engine
 from pretrain.distributed.partition_map import KINDS, whole_weights
 from pretrain.distributed.world import World
 from pretrain.huggingface.electra import DELTA, taken_apart
-from pretrain.huggingface.folder import read_weights
+from pretrain.huggingface.folder import other_shape, read_weights
+from pretrain.huggingface.registry import check_vocabulary
 from pretrain.model.initialize import vocabulary_rows, without_padding
 from pretrain.objectives.base import Objective
+from pretrain.objectives.registry import load
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import model_folders
-from pretrain.training.initial_weights_check import (
-    check_hugging_face,
-    not_whole,
-    other_shape,
-    refuse_another_model,
-)
 from pretrain.training.progress import Position, position_of
 
 # Rows of new words, for the tensors that have a row for each entry of a vocabulary.
@@ -133,6 +131,8 @@ class InitialWeights:
     pieces: Pieces = ()
     """For each entry of the run's vocabulary that the folder's lacks, the folder's ids that its text is cut into; none
     where that is [UNK] alone."""
+    headers_only: bool = False
+    """Whether the weights are on the meta device, to check names and shapes."""
     notes: list[str] = field(default_factory=list)
     """What is worth a line in the log."""
 
@@ -144,20 +144,50 @@ class InitialWeights:
     @cached_property
     def fresh(self) -> dict[str, Tensor]:
         """The weights that the run would start from without a folder; drawn where a step needs some."""
+        if self.headers_only:
+            return meta_weights(self.objective, self.vocabulary)
         model = self.objective.fresh_model(self.vocabulary)
         return without_padding(model, {name: p.detach() for name, p in model.named_parameters()})
 
 
+def meta_weights(objective: Objective, vocabulary: VocabularyStamp) -> dict[str, Tensor]:
+    """Return the run's parameters, without vocabulary padding, on the meta device."""
+    with torch.device("meta"):
+        model = objective.build_model(vocabulary)
+    return without_padding(model, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def from_folder(
+    config: RunConfig,
+    vocabulary: Vocabulary,
+    shapes: Mapping[str, list[int]] | None = None,
+    headers_only: bool = False,
+) -> InitialWeights:
+    """Return `initial_weights` for a run with this vocabulary, which is the folder's or extends it. `shapes`: None:
+    those of the run's parameters."""
+    old = vocabulary
+    for folder in model_folders(Path(config.init_from)):
+        old = check_vocabulary(folder, vocabulary, may_extend=True)
+    objective, stamp = load(config), VocabularyStamp.of(vocabulary)
+    if shapes is None:
+        shapes = {name: list(weight.shape) for name, weight in meta_weights(objective, stamp).items()}
+    return initial_weights(objective, stamp, shapes, old_pieces(old, vocabulary), headers_only)
+
+
 def initial_weights(
-    objective: Objective, vocabulary: VocabularyStamp, shapes: Mapping[str, list[int]], pieces: Pieces = ()
+    objective: Objective,
+    vocabulary: VocabularyStamp,
+    shapes: Mapping[str, list[int]],
+    pieces: Pieces = (),
+    headers_only: bool = False,
 ) -> InitialWeights:
     """Return a weight for each of `shapes` (names of the run's parameters -> shapes without vocabulary padding), read
-    from the folder in init_from and changed by STEPS. `pieces`: as in InitialWeights. Raises UserError for a folder
-    that does not fit."""
+    from the folder in init_from and changed by STEPS. `pieces`, `headers_only`: as in InitialWeights. Raises UserError
+    for a folder that does not fit."""
     run = objective.config
     source = Path(run.init_from)
-    weights = read_weights(source, run, vocabulary.size - len(pieces))
-    found = InitialWeights(objective, vocabulary, shapes, weights, pieces)
+    weights = read_weights(source, run, vocabulary.size - len(pieces), headers_only)
+    found = InitialWeights(objective, vocabulary, shapes, weights, pieces, headers_only)
     for step in STEPS:
         step(found)
     for name, shape in shapes.items():
@@ -212,7 +242,11 @@ def add_heads(found: InitialWeights) -> None:
     """Give the heads that the folder lacks fresh weights. Raises UserError if the encoder itself is not whole."""
     missing = [name for name in found.shapes if name not in found.weights]
     if parts := [name for name in missing if name.startswith("encoder.")]:
-        raise not_whole(parts, found.run.init_from)
+        raise UserError(
+            f"lacks {', '.join(sorted(parts)[:5])}",
+            where=found.run.init_from,
+            expected="all weights of an encoder",
+        )
     for name in missing:
         found.weights[name] = found.fresh[name]
     if missing:
@@ -288,19 +322,12 @@ def start_from(
     changed in them is said on the first rank. Return how many positions it has trained, as in Position."""
     if not model_folders(source):
         checkpoint = find_checkpoint(source, world)
-        refuse_another_model(checkpoint, plan)
         kinds = KINDS if config.init_moments else ("master",)
         engine.partition.load(reader(checkpoint, engine), updates=0, kinds=kinds)
         return position_of(checkpoint).positions_trained
     shapes = real_shapes(engine)
     found: list[InitialWeights] = []
-
-    def load() -> None:
-        vocabulary = shards_vocabulary(plan.index)
-        pieces = old_pieces(check_hugging_face(config, vocabulary), vocabulary)
-        found.append(initial_weights(plan.objective, plan.index.vocabulary, shapes, pieces))
-
-    world.together(load)
+    world.together(lambda: found.append(from_folder(config, shards_vocabulary(plan.index), shapes)))
     [initial] = found
 
     def read(name: str, kind: str, start: int, length: int) -> Tensor:

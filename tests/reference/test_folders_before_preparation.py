@@ -27,14 +27,12 @@ def check(folder: Path, *overrides: str) -> None:
     check_hugging_face(config, load_vocabulary(config.data.vocab))
 
 
-def refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+def refusals(folder: Path) -> tuple[str, str]:
     """What is said before a preparation, and what training would say without that."""
     with pytest.raises(UserError) as before:
         check(folder)
-    with monkeypatch.context() as patch:
-        patch.setattr("pretrain.training.initial_weights_check.check_headers", lambda *_: None)
-        with pytest.raises(UserError) as later:
-            started(settings(folder))
+    with pytest.raises(UserError) as later:
+        started(settings(folder))
     return str(before.value), str(later.value)
 
 
@@ -56,12 +54,10 @@ def test_a_whole_folder_passes(name: str, tmp_path: Path) -> None:
         ("RobertaForTokenClassification", "bpe", {"type_vocab_size": 1}),
     ],
 )
-def test_a_classifier_is_refused(
-    class_name: str, kind: str, fields: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_classifier_is_refused(class_name: str, kind: str, fields: dict, tmp_path: Path) -> None:
     inputs = NO_SEGMENTS if fields else INPUTS
     write_encoder(tmp_path / "in", class_name, trained(kind), inputs, fields)
-    before, later = refusals(tmp_path / "in", monkeypatch)
+    before, later = refusals(tmp_path / "in")
     assert "holds tensors of another kind of model: classifier." in before
     assert before == later
 
@@ -74,12 +70,10 @@ REMOVED = {
 
 
 @pytest.mark.parametrize("name", REMOVED)
-def test_an_encoder_that_is_not_whole_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_that_is_not_whole_is_refused(name: str, tmp_path: Path) -> None:
     folder, (removed, said) = written(SAME[name], tmp_path / "in"), REMOVED[name]
     edit(folder, lambda tensors: tensors.pop(next(key for key in tensors if key.endswith(removed))))
-    before, later = refusals(folder, monkeypatch)
+    before, later = refusals(folder)
     assert said in before
     assert before == later
 
@@ -95,21 +89,19 @@ def test_an_encoder_that_is_not_whole_is_refused(
         ("modernbert", ".mlp_norm.weight", "encoder.layers.0.feed_forward_norm.weight"),
     ],
 )
-def test_what_all_layers_lack_is_refused(
-    name: str, ending: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_all_layers_lack_is_refused(name: str, ending: str, said: str, tmp_path: Path) -> None:
     folder = written(SAME[name], tmp_path / "in")
     edit(folder, lambda tensors: [tensors.pop(key) for key in list(tensors) if key.endswith(ending)])
-    before, later = refusals(folder, monkeypatch)
+    before, later = refusals(folder)
     assert f"{folder}: lacks {said}" in before
     assert before == later
 
 
-def test_a_whole_layer_that_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_layer_that_is_missing_is_refused(tmp_path: Path) -> None:
     folder = written(SAME["albert"], tmp_path / "in")
     group = "albert_layer_groups.1."
     edit(folder, lambda tensors: [tensors.pop(key) for key in list(tensors) if group in key])
-    before, _ = refusals(folder, monkeypatch)
+    before, _ = refusals(folder)
     assert "lacks encoder.layers.1.attention.key.bias, encoder.layers.1.attention.key.weight" in before
 
 
@@ -132,9 +124,7 @@ def test_a_whole_layer_that_is_missing_is_refused(tmp_path: Path, monkeypatch: p
         ("intermediate.dense.bias", (48,), "encoder.layers.0.feed_forward.intermediate.bias has shape [48]"),
     ],
 )
-def test_other_shapes_are_refused(
-    ending: str, shape: tuple[int, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_shapes_are_refused(ending: str, shape: tuple[int, ...], said: str, tmp_path: Path) -> None:
     folder = written(SAME["bert"], tmp_path / "in")
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
@@ -143,7 +133,7 @@ def test_other_shapes_are_refused(
                 tensors[name] = torch.zeros(shape)
 
     edit(folder, change)
-    before, later = refusals(folder, monkeypatch)
+    before, later = refusals(folder)
     assert said in before
     assert before == later
 
@@ -169,10 +159,10 @@ def test_a_pointer_of_git_lfs_is_told_from_damage(tmp_path: Path) -> None:
     assert "LFS" not in str(caught.value)
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     folder = written(SAME["bert"], tmp_path / "in")
     (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100])
-    before, later = refusals(folder, monkeypatch)
+    before, later = refusals(folder)
     assert f"{folder}/{FILE}: is damaged" in before
     assert before == later
 

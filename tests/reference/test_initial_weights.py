@@ -11,7 +11,6 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.model_folder import NOTE
-from data_pipeline.shards.index import VocabularyStamp
 from data_pipeline.vocabulary.files import load_vocabulary
 from launch.recipe import load_config
 from pretrain.config.settings import RunConfig
@@ -19,18 +18,15 @@ from pretrain.export.export import export
 from pretrain.export.tokenizer import INPUTS
 from pretrain.huggingface.base import POSITIONS
 from pretrain.huggingface.load import quiet
-from pretrain.model.initialize import without_padding
-from pretrain.objectives.registry import load
 from pretrain.run.folder import model_folders
 from pretrain.training.initial_weights import (
     EXTENSIONS,
     InitialWeights,
-    initial_weights,
+    from_folder,
     interpolated,
     repeated,
     with_fresh_rows,
 )
-from pretrain.training.initial_weights_check import check_hugging_face
 from tests.factories.encoders import encoder_folder, write_encoder
 from tests.factories.exports import CARD
 from tests.factories.published import SAME, assert_same_model, written
@@ -44,12 +40,7 @@ def settings(folder: Path, *overrides: str) -> RunConfig:
 
 
 def started(config: RunConfig) -> InitialWeights:
-    vocabulary = load_vocabulary(config.data.vocab)
-    check_hugging_face(config, vocabulary)
-    objective, stamp = load(config), VocabularyStamp.of(vocabulary)
-    model = objective.build_model(stamp)
-    named = without_padding(model, dict(model.named_parameters()))
-    return initial_weights(objective, stamp, {name: list(p.shape) for name, p in named.items()})
+    return from_folder(config, load_vocabulary(config.data.vocab))
 
 
 def exported(config: RunConfig, weights: dict[str, Tensor], folder: Path) -> Path:

@@ -16,9 +16,8 @@ from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
 from data_pipeline.vocabulary.new_words import WordCounts, choose, old_pieces
 from pretrain.huggingface.registry import check_vocabulary
-from pretrain.model.initialize import vocabulary_rows, without_padding
-from pretrain.objectives.registry import load
-from pretrain.training.initial_weights import ROWS, InitialWeights, initial_weights, with_new_rows
+from pretrain.model.initialize import vocabulary_rows
+from pretrain.training.initial_weights import ROWS, InitialWeights, from_folder, with_new_rows
 from pretrain.training.initial_weights_check import check_hugging_face
 from tests.factories.published import DISTILBERT, SAME, written
 from tests.reference.test_initial_weights import exported, settings, started
@@ -67,11 +66,10 @@ def extension(name: str, folder: Path, out: Path, text: str = TEXT) -> tuple[Voc
 
 
 def started_with(config, old: Vocabulary, extended: Vocabulary) -> InitialWeights:
-    assert check_hugging_face(config, extended).tokens == old.tokens
-    objective, stamp = load(config), VocabularyStamp.of(extended)
-    model = objective.build_model(stamp)
-    shapes = {n: list(p.shape) for n, p in without_padding(model, dict(model.named_parameters())).items()}
-    return initial_weights(objective, stamp, shapes, old_pieces(old, extended))
+    check_hugging_face(config, extended)
+    found = from_folder(config, extended)
+    assert found.pieces == old_pieces(old, extended)
+    return found
 
 
 SOURCES = {**SAME, "distilbert": DISTILBERT}
