@@ -21,7 +21,7 @@ from pretrain.distributed.watchdog import Watchdog, patience
 from pretrain.distributed.world import World, raise_on_all_ranks, set_arithmetic, set_threads, settle_products
 from pretrain.monitoring.run_log import RunLog, is_due
 from pretrain.optim.schedule import learning_rate
-from pretrain.preflight.check_run import Plan, check_run, with_sources_of_shards
+from pretrain.preflight.check_run import Plan, with_sources_of_shards
 from pretrain.report.page import render
 from pretrain.run.events import HANG, append_event
 from pretrain.run.folder import SAVING
@@ -51,7 +51,7 @@ from pretrain.training.progress import (
     with_batch_counts,
 )
 from pretrain.training.resume import begin, enter, phase_memory, roll_back, save
-from pretrain.training.start import open_on_all_ranks, summary
+from pretrain.training.start import open_on_all_ranks, plan_on_rank, summary
 from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut, Probe
 
@@ -95,7 +95,7 @@ def train(config: RunConfig, console: Console, command: str, watchdog: Watchdog)
         watchdog.stage("checking settings and shards")
         config, chosen = settled(config, world)
         config = raise_on_all_ranks(world, lambda: with_sources_of_shards(config))
-        plans = raise_on_all_ranks(world, lambda: check_run(config, world.size))
+        plans = raise_on_all_ranks(world, lambda: plan_on_rank(config, world))
         probe = Probe(config, plans[0], world)
         watchdog.stage("opening the run folder, from the mirror if it is empty")
         about, held = open_on_all_ranks(config, plans, world, console)

@@ -78,7 +78,7 @@ def start_training(config: "RunConfig", recipe: str, overrides: list[str], argum
         if not launched:
             from pretrain.training.before_ranks import check_start
 
-            nothing_to_do = check_start(config)  # what is wrong is said once, at once, and leaves no folder
+            nothing_to_do = check_start(config, config.run.ranks)  # leaves no folder
     if not launched:
         if nothing_to_do:
             say(nothing_to_do)

@@ -41,6 +41,11 @@ def is_launched(environment: Mapping[str, str] | None = None) -> bool:
     return _is_slurm_task(variables) and _number(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") > 1
 
 
+def is_checked(environment: Mapping[str, str]) -> bool:
+    """Return whether this rank was started by `maskmill train`, which has checked the run before."""
+    return SUPERVISOR in environment and is_launched(environment)
+
+
 def _from_launcher(variables: Mapping[str, str]) -> dict[str, Any]:
     """Read the variables of torchrun or DeepSpeed's launcher (LOCAL_SIZE, CROSS_RANK)."""
     size = _number(variables, "WORLD_SIZE")

@@ -1,8 +1,8 @@
 """Check shards, vocabulary, lengths and batch of a run, and derive the plan of each phase and the run's identity.
 
-`check_run` is called before the first rank starts, and again on each. pretrain/training/before_ranks.py calls it with
-the other checks of a start: run folder, lock, weights to start from, memory, and the space on disk (`check_room` here).
-Does not import torch, which takes seconds.
+`check_run` is called once, by `check_start` of pretrain/training/before_ranks.py, with the other checks of a start: run
+folder, lock, weights to start from, memory, and the space on disk (`check_room` here). Ranks only derive the same plan,
+by `plan_phases`. Does not import torch, which takes seconds.
 """
 
 import math
@@ -117,9 +117,33 @@ class Plan:
         return caps_for(split, config.train.micro_batch, length, masker, tokens)
 
 
-def check_run(config: RunConfig, ranks: int) -> list[Plan]:
+def plan_phases(config: RunConfig, ranks: int) -> list[Plan]:
     """Return the plan of each phase of the run; where ranks are still to choose train.micro_batch, with that for CPUs.
-    Raises UserError for the first problem in any phase, with what to do."""
+    Raises UserError for shards that this machine cannot read, or not as the settings ask for."""
+    phases = phases_of(on_cpus(config, ranks))
+    return [_plan(phase, Index.load(phase.config.train.shards or phase.config.data.out)) for phase in phases]
+
+
+def _plan(phase: Phase, index: Index) -> Plan:
+    config = phase.config
+    streams = batch_sizes(config).streams
+    plan = Plan(
+        phase, index, streams, _precision(config), _masking(config, index), _separators(config, index)
+    )
+    plan.order(config)  # raises for an order in which these shards cannot be read
+    plan.caps(index.train, config)  # raises for examples that do not fit into a micro-batch
+    return plan
+
+
+def verify_shards(plans: list[Plan]) -> None:
+    """Raise UserError if data.verify=full and a file of the shards is not what index.json says."""
+    for plan in plans:
+        if plan.phase.config.data.verify == "full":
+            verify_full(plan.index)
+
+
+def check_run(config: RunConfig, ranks: int) -> list[Plan]:
+    """Return `plan_phases`. Raises UserError for the first problem in any phase, with what to do."""
     if not config.run.dir:
         raise UserError("run.dir is empty", where="settings", expected="a folder for the run")
     if config.monitor.tracker == "tensorboard" and find_spec("tensorboardX") is None:
@@ -128,7 +152,8 @@ def check_run(config: RunConfig, ranks: int) -> list[Plan]:
             where="monitor.tracker=tensorboard",
             remedy='pip install "maskmill[tensorboard]"',
         )
-    plans = [_check_phase(phase, ranks) for phase in phases_of(on_cpus(config, ranks))]
+    plans = [_plan(phase, _checked_index(phase, ranks)) for phase in phases_of(on_cpus(config, ranks))]
+    verify_shards(plans)
     for plan in plans[1:]:
         if plan.index.vocabulary.sha256 != plans[0].index.vocabulary.sha256:
             raise UserError(
@@ -146,7 +171,8 @@ def check_run(config: RunConfig, ranks: int) -> list[Plan]:
     return plans
 
 
-def _check_phase(phase: Phase, ranks: int) -> Plan:
+def _checked_index(phase: Phase, ranks: int) -> Index:
+    """Return the index of the shards that the phase trains on. Raises UserError if they and its settings do not fit."""
     config = phase.config
     sizes = batch_sizes(config)
     if ranks > sizes.smallest:
@@ -159,8 +185,6 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
     shards = config.train.shards or config.data.out
     index = Index.load(shards)
     check_data(config, index, shards)
-    if config.data.verify == "full":
-        verify_full(index)
     streams, sequential = sizes.streams, config.data.order == SEQUENTIAL
     if keeps_memory(config) and not (sequential and streams == config.train.global_batch == sizes.smallest):
         raise UserError(
@@ -172,12 +196,7 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
         )
     if has_teacher(config):
         check_teacher(config, shards_vocabulary(index))
-    plan = Plan(
-        phase, index, streams, _precision(config), _masking(config, index), _separators(config, index)
-    )
-    plan.order(config)  # raises for an order in which these shards cannot be read
-    plan.caps(index.train, config)  # raises for examples that do not fit into a micro-batch
-    return plan
+    return index
 
 
 def check_data(config: RunConfig, index: Index, shards: str) -> None:

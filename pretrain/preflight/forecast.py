@@ -14,9 +14,8 @@ from data_pipeline.shards.index import INDEX, Index, measured_note
 from pretrain.config.phases import Phase, batch_sizes, chosen, is_open, phases_of, with_micro_batches
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import resolve_precision
-from pretrain.huggingface.registry import export_warnings
 from pretrain.objectives.registry import load
-from pretrain.optim.schedule import Progress, learning_rate, updates
+from pretrain.optim.schedule import Progress, learning_rate
 from pretrain.preflight.gpus import CALIBRATED, Gpu
 from pretrain.preflight.memory import Memory, PassCost, memory_by_stage, meta_model, pass_costs
 from pretrain.preflight.step_time import (
@@ -32,6 +31,7 @@ from pretrain.preflight.step_time import (
     step_time,
     update_operations,
 )
+from pretrain.preflight.warnings import run_warnings
 
 # Warnings about problems in a forecast, with what to change.
 
@@ -39,7 +39,7 @@ from pretrain.preflight.step_time import (
 def warnings_of(phase: Phase, found: "Forecast") -> list[str]:
     """Return lines about settings of the phase that do not fit or may be unintended."""
     config, ranks = phase.config, found.cluster.ranks
-    train, warmup = config.train, updates(config.schedule.warmup, phase.schedule_steps)
+    train = config.train
     here = found.memory[config.zero.stage]
     checks = [
         (
@@ -62,31 +62,12 @@ def warnings_of(phase: Phase, found: "Forecast") -> list[str]:
             f"step has {found.micro_batches} of them",
         ),
         (
-            train.global_batch % ranks != 0,
-            f"train.global_batch={train.global_batch} does not divide among {ranks} GPUs: some have one example "
-            "more than others, and all wait for them",
-        ),
-        (
-            train.global_batch / ranks < train.micro_batch and found.micro_batches == 1,
-            f"a GPU's share of the batch, {train.global_batch / ranks:g} examples, does not fill "
-            f"train.micro_batch={train.micro_batch}",
-        ),
-        (
-            found.epochs > 40,
-            f"the run goes {found.epochs:.0f} times through the shards: prepare more text, or re-mask at each "
-            "epoch with data.dynamic_masking=true",
-        ),
-        (
             bool(found.text.capped),
             found.text.capped,
         ),
         (
             0 < found.epochs < 1,
             f"the run ends after {found.epochs:.0%} of the shards",
-        ),
-        (
-            warmup > phase.schedule_steps // 2,
-            f"the warm-up takes {warmup:,} of {phase.schedule_steps:,} steps",
         ),
         (
             found.step.communication > found.step.arithmetic,
@@ -107,7 +88,8 @@ def warnings_of(phase: Phase, found: "Forecast") -> list[str]:
             "gathers them once",
         ),
     ]
-    return [line for holds, line in checks if holds]
+    fill = train.global_batch / ranks * found.text.length / (train.micro_batch * config.data.sequence_length)
+    return [line for holds, line in checks if holds] + run_warnings(phase, ranks, fill, found.epochs)
 
 
 # The forecast of a phase.
@@ -241,8 +223,7 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
         rates=tuple(rate_of(phase, round(i * (steps - 1) / 63), steps) if steps else 0.0 for i in range(64)),
         warnings=(),
     )
-    doubts = warnings_of(phase, found) + export_warnings(config, objective.families)
-    return replace(found, warnings=tuple(doubts))
+    return replace(found, warnings=tuple(warnings_of(phase, found)))
 
 
 def steps_in(seconds: float, a_full_step: float, sizes: BatchSizes) -> int:

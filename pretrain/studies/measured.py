@@ -25,7 +25,7 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.loader.loader import Shares
 from data_pipeline.loader.packing import separator_places
 from pretrain.config.settings import RunConfig
-from pretrain.preflight.check_run import Plan, check_run
+from pretrain.preflight.check_run import Plan, plan_phases
 from pretrain.run.files import table
 from pretrain.run.metrics import HELD_OUT, PREDICTIONS
 from pretrain.run.metrics_log import read_metrics
@@ -46,7 +46,7 @@ Hashes = dict[str, Any]
 
 def hashes_of(config: RunConfig, wanted: tuple[str, ...]) -> Hashes:
     """Return the hashes of the wanted kinds for the run that `config` describes, whose shards are prepared."""
-    plans = check_run(config, 1)
+    plans = plan_phases(config, 1)
     found: Hashes = {}
     if {"weights", "shared_weights"} & set(wanted):
         found["weights"] = _weights(plans[0])

@@ -1,9 +1,10 @@
 """Check a run before any rank starts, claim its folder, and settle the micro-batches that its settings leave open.
 
-`check_start` runs in one process before any rank starts, and writes nothing. It does without torch, so that errors show
-within a second, and imports it only where it must: to look at GPUs, to count the parameters or the memory of a model,
-to read the tasks of train.probe, and to read a mirror. The ranks check the same again, since a launcher may have
-started them elsewhere. They open the folder (start.py) and settle the micro-batches together.
+`check_start` runs once, in one process, and writes nothing: in `maskmill train` before it starts the ranks, or, where a
+launcher has started them, on the first rank. It does without torch, so that errors show within a second, and imports it
+only where it must: to look at GPUs, to count the parameters or the memory of a model, to read the tasks of train.probe,
+and to read a mirror. The ranks check what they alone can see: their GPUs, and whether they see the shards and the run
+folder, which they open (start.py), and settle the micro-batches together.
 """
 
 import secrets
@@ -18,7 +19,7 @@ from data_pipeline.io.files import sealed_json, write_once, write_whole
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.phases import CPU_TOKENS, Phase, chosen, is_open, on_cpus, phases_of, with_micro_batches
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.launch_env import sees_gpus
+from pretrain.distributed.launch_env import is_launched, sees_gpus
 from pretrain.objectives.registry import keeps_memory
 from pretrain.preflight.check_run import Plan, check_room, check_run, run_identity, surely_has_room
 from pretrain.preflight.gpus import counted_memory
@@ -278,11 +279,12 @@ def _fits(phase: Phase, ranks: int, memory: float) -> int:
 # Check the run in one process, before any rank starts.
 
 
-def check_start(config: RunConfig) -> str:
-    """Return a message if nothing is left to do and run.ranks ranks need not start; empty otherwise. Raises
-    UserError for anything the ranks would reject. Writes nothing."""
-    _check_gpus(config.run.ranks)
-    plans = check_run(config, config.run.ranks)
+def check_start(config: RunConfig, ranks: int) -> str:
+    """Return a message if nothing is left to do and `ranks` ranks need not start; empty otherwise. Raises UserError for
+    anything that keeps the run from starting. Writes nothing."""
+    if not is_launched():
+        _check_gpus(ranks)
+    plans = check_run(config, ranks)
     check_folder(config, plans, say=lambda line: print(printable(line), flush=True))
     folder = Path(config.run.dir)
     if is_finished(folder):
@@ -291,12 +293,12 @@ def check_start(config: RunConfig) -> str:
     if not checkpoints(folder) and not config.checkpoint.mirror:  # from which the run may be brought back
         check_starting_weights(config, plans[0])
     if is_open(config):
-        choose(config, config.run.ranks, _room(config))
+        choose(config, ranks, _room(ranks))
     for plan in plans:
         if keeps_memory(plan.phase.config):
             from pretrain.preflight.memory import check_stream_memory  # counts what torch modules take
 
-            check_stream_memory(plan.phase.config, config.run.ranks, _room(config))
+            check_stream_memory(plan.phase.config, ranks, _room(ranks))
     _check_room(config, plans[0].index.vocabulary.size)
     _check_probe(config)
     return ""
@@ -309,9 +311,9 @@ def _check_gpus(ranks: int) -> None:
         check_gpus(ranks)
 
 
-def _room(config: RunConfig) -> float | None:
+def _room(ranks: int) -> float | None:
     """Return the bytes of a GPU to count with; None: the ranks are on CPUs."""
-    return visible_memory(config.run.ranks) if sees_gpus() else None
+    return visible_memory(ranks) if sees_gpus() else None
 
 
 def _check_probe(config: RunConfig) -> None:

@@ -1,8 +1,8 @@
 """Open a run's folder with all ranks connected, check what needs them all, and print a summary before the first step.
 
-What needs all ranks: disk space for the checkpoints, whether the ranks reach each other and how fast, and the resulting
-batches. An error is raised on all ranks alike. preflight/check_run.py checks the settings and the shards;
-before_ranks.py does what one process can do before any rank starts.
+What needs all ranks: whether each sees the shards and the folder, disk space for the checkpoints, whether the ranks
+reach each other and how fast, and the resulting batches. An error is raised on all ranks alike. before_ranks.py checks
+what one process can, once.
 """
 
 import math
@@ -25,20 +25,20 @@ from pretrain.checkpoint.retention import drop_leftovers
 from pretrain.checkpoint.store import checkpoints, wait_for_newest
 from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.launch_env import is_checked
 from pretrain.distributed.world import World, raise_on_all_ranks, unstated_threads
-from pretrain.huggingface.registry import export_warnings
 from pretrain.optim.schedule import updates
-from pretrain.preflight.check_run import Plan, check_room, run_identity
+from pretrain.preflight.check_run import Plan, check_room, plan_phases, run_identity, verify_shards
 from pretrain.preflight.memory import parameters_of
+from pretrain.preflight.warnings import run_warnings
 from pretrain.run.files import folder_wait
 from pretrain.run.folder import lock
 from pretrain.run.human import in_bytes
-from pretrain.training.before_ranks import check_folder, open_run, seen_by_all
+from pretrain.training.before_ranks import check_folder, check_start, open_run, seen_by_all
 from pretrain.training.initial_weights_check import check_starting_weights
 
 PROBE_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}
 """Bytes in the all-reduce that measures the links."""
-MAX_EPOCHS = 40
 
 
 def check_links(world: World) -> str:
@@ -70,40 +70,12 @@ def check_links(world: World) -> str:
     )
 
 
-def doubts(plan: Plan, ranks: int) -> list[str]:
-    """Return warnings about settings of this phase that are allowed but may be unintended."""
-    config, index = plan.phase.config, plan.index
-    train, share = config.train, config.train.global_batch / ranks
-    mean = index.train.tokens / index.train.examples
-    budget = train.micro_batch * index.settings["sequence_length"]
-    epochs = plan.examples / index.train.examples
-    warmup = updates(config.schedule.warmup, plan.phase.schedule_steps)
-    found = [
-        (
-            train.global_batch % ranks != 0,
-            f"train.global_batch={train.global_batch} does not divide among {ranks} ranks: some have an example more "
-            "than others, who wait for them",
-        ),
-        (
-            share * mean < 0.5 * budget,
-            f"a rank's share of a batch, {share:g} examples, fills {share * mean / budget:.0%} of "
-            f"train.micro_batch={train.micro_batch}",
-        ),
-        (
-            epochs > MAX_EPOCHS,
-            f"the data run out: {epochs:,.0f} passes over the same examples; prepare more text or a larger "
-            "data.dupe_factor, or re-mask with data.dynamic_masking=true",
-        ),
-        (
-            warmup > plan.phase.schedule_steps // 2,
-            f"the warm-up takes {warmup:,} of {plan.phase.schedule_steps:,} steps",
-        ),
-        (
-            index.held_out.examples == 0 and train.eval_every > 0,
-            "train.eval_every is set, and the shards hold nothing to evaluate on: data.held_out=0.01, say",
-        ),
-    ]
-    return [line for holds, line in found if holds] + export_warnings(config, plan.objective.families)
+def plan_warnings(plan: Plan, ranks: int) -> list[str]:
+    """Return `run_warnings` about this phase, by its shards."""
+    train, split = plan.phase.config.train, plan.index.train
+    tokens = train.global_batch / ranks * split.tokens / split.examples
+    fill = tokens / (train.micro_batch * plan.index.settings["sequence_length"])
+    return run_warnings(plan.phase, ranks, fill, plan.examples / split.examples, plan.index.held_out.examples)
 
 
 def phase_lines(plan: Plan, world: World) -> list[str]:
@@ -173,12 +145,24 @@ def summary(
         name = f"phase {plan.phase.name}: " if plan.phase.name else ""
         lines += [f"{name}{line}" for line in phase_lines(plan, world)]
         lines += [f"{name}{line}" for line in (by_the_clock(plan.phase.config),) if line]
-        lines += [f"! {name}{line}" for line in doubts(plan, world.size)]
+        lines += [f"! {name}{line}" for line in plan_warnings(plan, world.size)]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-# Open the folder of a recipe's run, new or existing: one process holds it, and all ranks see it.
+# Derive the plan on every rank, and open the folder of the run, new or existing: one process holds it, all see it.
+
+
+def plan_on_rank(config: RunConfig, world: World) -> list[Plan]:
+    """Return the plan of each phase; on the first rank, after all checks, unless they were made before the ranks were
+    started. Raises UserError if this rank cannot read the shards; the first one of each other machine verifies them
+    where data.verify asks for it, since they may be copies."""
+    if world.rank == 0 and not is_checked(os.environ):
+        check_start(config, world.size)
+    plans = plan_phases(config, world.size)
+    if world.rank and world.local_rank == 0:
+        verify_shards(plans)
+    return plans
 
 
 def open_on_all_ranks(
@@ -199,8 +183,8 @@ def open_on_all_ranks(
             drop_leftovers(folder)  # before free disk space is checked
             if config.checkpoint.mirror and (line := bring_back(config, run_identity(plans))):
                 say(line)
-            if not checkpoints(folder):
-                check_starting_weights(config, plans[0])  # before a model is built
+            if config.checkpoint.mirror and not checkpoints(folder):  # else `check_start` has
+                check_starting_weights(config, plans[0])
             return open_run(config, plans), held
         except BaseException:
             held.close()

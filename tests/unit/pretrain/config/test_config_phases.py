@@ -113,9 +113,9 @@ def test_no_example_fits_is_one_error(
     monkeypatch.setattr("pretrain.training.before_ranks._check_gpus", lambda ranks: None)
     monkeypatch.setattr("pretrain.training.before_ranks.visible_memory", lambda ranks: 1e5)
     here = [*tiny, f"run.dir={tmp_path}/run"]
-    check_start(load_config("demo", here))
+    check_start(load_config("demo", here), 1)
     with pytest.raises(UserError, match=r"at zero\.stage=1"):  # before any rank starts
-        check_start(load_config("demo", [*here, "train.micro_batch=0"]))
+        check_start(load_config("demo", [*here, "train.micro_batch=0"]), 1)
 
 
 def test_on_cpus_it_has_as_many_tokens_as_were_measured() -> None:

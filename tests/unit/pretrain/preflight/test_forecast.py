@@ -94,8 +94,8 @@ def test_what_does_not_add_up_is_said() -> None:
     assert plan_for("train.global_batch=2048").warnings == ()
     for overrides, line in (
         ("train.micro_batch=4096", "does not fit: at most"),
-        ("train.global_batch=2049", "does not divide among 8 GPUs"),
-        ("train.global_batch=64 train.micro_batch=256", "does not fill"),
+        ("train.global_batch=2049", "does not divide among 8 ranks"),
+        ("train.global_batch=64 train.micro_batch=256", "fills 3% of train.micro_batch=256"),
         ("schedule.warmup=0.9", "the warm-up takes 900,000"),
         ("encoder.hidden=16384 encoder.heads=128 encoder.intermediate=65536", "alone take"),
     ):
@@ -122,7 +122,7 @@ def test_the_command_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None
     found = plan_for("train.global_batch=64", "train.micro_batch=256")
     show(found, 1, Console(width=120))
     shown = capsys.readouterr().out
-    for words in ("110,111,042 parameters", "> 1", "GPU-hours", "unknown: no shards yet", "! a GPU's share"):
+    for words in ("110,111,042 parameters", "> 1", "GPU-hours", "unknown: no shards yet", "! a rank's part"):
         assert words in shown
     values = json.loads(json.dumps(as_values(found)))
     assert values["gpu_hours"] == pytest.approx(8 * found.seconds / 3600)

@@ -40,7 +40,8 @@ def finished(tiny: list[str], tmp_path: Path) -> list[str]:
 
 
 def check(*settings: str) -> str:
-    return check_start(load_config("demo", list(settings)))
+    config = load_config("demo", list(settings))
+    return check_start(config, config.run.ranks)
 
 
 def test_a_finished_run_is_said_to_be_and_starts_nothing(

@@ -16,7 +16,7 @@ from pretrain.preflight.forecast import forecast
 from pretrain.preflight.gpus import GPUS
 from pretrain.preflight.memory import parameters_of
 from pretrain.preflight.step_time import Cluster
-from pretrain.training.start import check_links, doubts, phase_lines
+from pretrain.training.start import check_links, phase_lines, plan_on_rank, plan_warnings
 from tests.command_line import Maskmill, setting
 
 
@@ -98,13 +98,13 @@ def test_a_full_disk_is_refused_before_the_first_step(
     [
         ("train.global_batch=13", "does not divide among 2 ranks"),
         ("train.micro_batch=64", "of train.micro_batch=64"),
-        ("train.steps=100000", "the data run out: "),
+        ("train.steps=100000", "times through the shards: prepare more text"),
         ("schedule.warmup=0.9", "the warm-up takes 4 of 4 steps"),
     ],
 )
 def test_what_may_not_be_meant(tiny: list[str], override: str, words: str) -> None:
-    assert doubts(plan_of(tiny), 2) == []
-    found = doubts(plan_of(tiny, override), 2)
+    assert plan_warnings(plan_of(tiny), 2) == []
+    found = plan_warnings(plan_of(tiny, override), 2)
     assert len(found) == 1
     assert words in found[0]
 
@@ -158,10 +158,45 @@ def test_a_ramp_counts_its_examples(tiny: list[str]) -> None:
 def test_an_encoder_without_a_class_is_told_before_training(tiny: list[str]) -> None:
     odd = [*tiny, "encoder.gated=true"]
     [told] = [
-        line for line in doubts(plan_of(tiny, "encoder.gated=true"), 1) if "no class of transformers" in line
+        line
+        for line in plan_warnings(plan_of(tiny, "encoder.gated=true"), 1)
+        if "no class of transformers" in line
     ]
     assert "encoder.gated is True, BertForPreTraining has False" in told
     assert "`maskmill export` will refuse it" in told
     phase = phases_of(load_config("demo", [*odd, "run.dir=somewhere"]))[0]
     assert told in forecast(phase, Cluster(1, 1, GPUS["a100-80"])).warnings
-    assert not [line for line in doubts(plan_of(tiny), 1) if "no class" in line]
+    assert not [line for line in plan_warnings(plan_of(tiny), 1) if "no class" in line]
+
+
+@pytest.mark.parametrize(
+    ("rank", "environment", "checks"),
+    [
+        (0, {}, True),
+        (1, {}, False),
+        (0, {"RANK": "0", "WORLD_SIZE": "2"}, True),
+        (0, {"RANK": "0", "WORLD_SIZE": "2", "MASKMILL_SUPERVISOR": "1"}, False),
+        (0, {"MASKMILL_SUPERVISOR": "1"}, True),
+    ],
+)
+def test_a_run_is_checked_once(
+    tiny: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    environment: dict[str, str],
+    checks: bool,
+) -> None:
+    """By `maskmill train` before it starts ranks, else by the first rank; shards once for each other machine."""
+    for name in ("RANK", "WORLD_SIZE", "MASKMILL_SUPERVISOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    seen: list[object] = []
+    monkeypatch.setattr("pretrain.training.start.check_start", lambda config, ranks: seen.append(ranks))
+    monkeypatch.setattr("pretrain.training.start.verify_shards", lambda plans: seen.append("shards"))
+    config = load_config("demo", [*tiny, "run.dir=somewhere"])
+    for local_rank, verified in ((rank, []), (0, ["shards"] if rank else [])):
+        seen.clear()
+        plans = plan_on_rank(config, World(rank=rank, size=2, local_rank=local_rank))
+        assert plans[0].index.train.examples > 0
+        assert seen == ([2] if checks else []) + verified
