@@ -34,6 +34,18 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
     return BatchSizes.of(train.global_batch, config.data.streams, *ramp, sequential=sequential)
 
 
+def refuse_idle_ranks(config: RunConfig, ranks: int, where: str) -> None:
+    """Raise UserError if the smallest global batch has fewer examples than there are ranks; `where`: what says how
+    many there are."""
+    sizes = batch_sizes(config)
+    if ranks > sizes.smallest:
+        raise UserError(
+            f"{ranks} ranks are more than train.{'batch_ramp_from' if sizes.ramp else 'global_batch'}={sizes.smallest}",
+            where=where,
+            expected="at least one example a rank",
+        )
+
+
 MAY_DIFFER = (
     *marked(RunConfig, "by_phase"),
     *(key for key, one in declared(RunConfig) if one.metadata.get("by_phase")),

@@ -34,10 +34,10 @@ from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.unigram import LAYOUTS
 from pretrain.checkpoint.store import checkpoints
-from pretrain.config.phases import Phase, batch_sizes, on_cpus, phases_of
+from pretrain.config.phases import Phase, batch_sizes, on_cpus, phases_of, refuse_idle_ranks
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import resolve_precision, sees_gpus
-from pretrain.objectives.registry import keeps_memory, load, registered
+from pretrain.objectives.registry import load, registered
 from pretrain.objectives.teacher import check_teacher, has_teacher, teacher_identity
 from pretrain.run.human import in_bytes
 from pretrain.run.time_budget import shares_digest
@@ -174,26 +174,10 @@ def check_run(config: RunConfig, ranks: int) -> list[Plan]:
 def _checked_index(phase: Phase, ranks: int) -> Index:
     """Return the index of the shards that the phase trains on. Raises UserError if they and its settings do not fit."""
     config = phase.config
-    sizes = batch_sizes(config)
-    if ranks > sizes.smallest:
-        name = "batch_ramp_from" if sizes.ramp else "global_batch"
-        raise UserError(
-            f"{ranks} ranks are more than train.{name}={sizes.smallest}",
-            where="settings",
-            expected="at least one example a rank",
-        )
+    refuse_idle_ranks(config, ranks, "settings")
     shards = config.train.shards or config.data.out
     index = Index.load(shards)
     check_data(config, index, shards)
-    streams, sequential = sizes.streams, config.data.order == SEQUENTIAL
-    if keeps_memory(config) and not (sequential and streams == config.train.global_batch == sizes.smallest):
-        raise UserError(
-            f"objective.name={config.objective.name} remembers what came before an example in its document, and "
-            f"data.order={config.data.order} has {streams} streams for train.global_batch={config.train.global_batch}",
-            where="settings",
-            expected="a stream for each example of the batch, in the documents' order",
-            remedy="data.order=sequential data.streams=0, and no train.batch_ramp",
-        )
     if has_teacher(config):
         check_teacher(config, shards_vocabulary(index))
     return index

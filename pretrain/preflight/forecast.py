@@ -6,12 +6,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from data_pipeline.errors import UserError
 from data_pipeline.io.files import is_uri
 from data_pipeline.loader.batch_sizes import BatchSizes
 from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.shards.index import INDEX, Index, measured_note
-from pretrain.config.phases import Phase, batch_sizes, chosen, is_open, phases_of, with_micro_batches
+from pretrain.config.phases import (
+    Phase,
+    batch_sizes,
+    chosen,
+    is_open,
+    phases_of,
+    refuse_idle_ranks,
+    with_micro_batches,
+)
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import resolve_precision
 from pretrain.objectives.registry import load
@@ -157,12 +164,7 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
     are more ranks than examples in a batch."""
     config, ranks, batch = phase.config, cluster.ranks, phase.config.train.global_batch
     sizes = batch_sizes(config)
-    if ranks > sizes.smallest:
-        raise UserError(
-            f"{ranks} GPUs are more than train.{'batch_ramp_from' if sizes.ramp else 'global_batch'}={sizes.smallest}",
-            where="--nodes",
-            expected="at least one example a GPU",
-        )
+    refuse_idle_ranks(config, ranks, "--nodes")
     text = text_of(config)
     precision = resolve_precision(config, "cuda")
     model = meta_model(config, text.vocabulary)

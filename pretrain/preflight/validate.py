@@ -14,6 +14,7 @@ from data_pipeline.sequences.registry import pair_task
 from data_pipeline.settings import (
     MASKINGS,
     SEPARATORS,
+    SEQUENTIAL,
     UNMASKED,
     WITHOUT_SEPARATORS,
     mask_stages,
@@ -21,8 +22,9 @@ from data_pipeline.settings import (
     stated_weights,
 )
 from pretrain.config.encoder import VARIANTS, EncoderSettings
+from pretrain.config.phases import batch_sizes
 from pretrain.config.settings import RunConfig
-from pretrain.objectives.registry import OBJECTIVES, registered
+from pretrain.objectives.registry import OBJECTIVES, keeps_memory, registered
 from pretrain.optim.schedule import updates
 
 # Rules of the data: what fits the objective, and what exact mode supports.
@@ -31,6 +33,7 @@ from pretrain.optim.schedule import updates
 def data_rules(config: RunConfig) -> list[Rule]:
     """List what data settings cannot be together, or with the objective."""
     data, objective, known = config.data, config.objective.name, registered(config.objective.name)
+    sizes, batch = batch_sizes(config), config.train.global_batch
     return [
         Rule(
             bool(config.vocabulary.specials) and config.vocabulary.kind != "unigram",
@@ -71,6 +74,13 @@ def data_rules(config: RunConfig) -> list[Rule]:
             data.separator_gap and data.separators not in ("none", "end"),
             f"data.separator_gap=true, and data.separators={data.separators} leaves no [SEP] between segments out",
             "data.separator_gap=false, or data.separators=none",
+        ),
+        Rule(
+            keeps_memory(config)
+            and not (data.order == SEQUENTIAL and sizes.streams == batch == sizes.smallest),
+            f"objective.name={objective} remembers what came before an example in its document, and data.order="
+            f"{data.order} has {sizes.streams} streams for train.global_batch={batch}: it needs one for each example",
+            "data.order=sequential data.streams=0, and no train.batch_ramp",
         ),
         Rule(
             data.masked_lm_prob == 0 and data.masking != UNMASKED,

@@ -101,7 +101,7 @@ def test_what_does_not_add_up_is_said() -> None:
     ):
         found = plan_for("train.global_batch=2048", *overrides.split())
         assert any(line in warning for warning in found.warnings), line
-    with pytest.raises(UserError, match="16 GPUs are more than"):
+    with pytest.raises(UserError, match="16 ranks are more than"):
         plan_for("train.global_batch=8", nodes=2)
 
 

@@ -151,7 +151,7 @@ def test_a_ramp_counts_its_examples(tiny: list[str]) -> None:
     (found,) = phases_of(load_config("demo", [*tiny, "run.dir=somewhere", *ramp]))
     planned = forecast(found, Cluster(1, 2, GPUS["h100"]))
     assert planned.tokens == 52 * planned.text.length
-    with pytest.raises(UserError, match=r"6 GPUs are more than train\.batch_ramp_from=4"):
+    with pytest.raises(UserError, match=r"6 ranks are more than train\.batch_ramp_from=4"):
         forecast(found, Cluster(1, 6, GPUS["h100"]))
 
 

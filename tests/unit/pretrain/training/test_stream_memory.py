@@ -142,12 +142,10 @@ def test_streams_that_are_no_rows_of_the_batch_are_refused(
     monkeypatch.setitem(OBJECTIVES, "remembering", Registered(place, ("segment_pair",), has_memory=True))
     monkeypatch.setattr(Plan, "order", lambda *_: None)
     shards = f"train.shards={next(s for s in tiny if s.startswith('data.out=')).partition('=')[2]}"
-    config = load_config(
-        "demo", [*tiny, *settings, shards, f"run.dir={tmp_path}", "objective.name=remembering"]
-    )
+    run = [*tiny, *settings, shards, f"run.dir={tmp_path}", "objective.name=remembering"]
     with pytest.raises(
         UserError, match=r"remembers what came before.*data\.order=sequential data\.streams=0"
     ):
-        check_run(config, 1)
-    config.data.order, config.data.streams = "sequential", 0
+        load_config("demo", run)
+    config = load_config("demo", [*run, "data.order=sequential", "data.streams=0"])
     assert check_run(config, 1)[0].streams == config.train.global_batch
