@@ -115,5 +115,5 @@ def test_every_page_and_picture_is_shown() -> None:
         for link in LINK.findall(prose(page))
         if link.partition("#")[0]
     }
-    shown = {*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "images").iterdir()}
+    shown = {*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "images").iterdir()}
     assert {path.name for path in shown if path.resolve() not in linked} <= {"index.md"}
