@@ -92,16 +92,16 @@ def recipe_yaml(config: RunConfig) -> str:
 
 def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any], group: str = "") -> dict[str, Any]:
     left_out = NO_PART_OF_A_RECIPE.get(group) or ()
-    found: dict[str, Any] = {}
+    different: dict[str, Any] = {}
     for key, value in values.items():
         if (not group and NO_PART_OF_A_RECIPE.get(key, ()) is None) or key in left_out:
             continue
         if isinstance(value, dict):
             if inner := _differing(value, defaults[key], key):
-                found[key] = inner
+                different[key] = inner
         elif value != defaults[key]:
-            found[key] = value if key != "phases" else [_learnt(phase) for phase in value]
-    return found
+            different[key] = value if key != "phases" else [_learnt(phase) for phase in value]
+    return different
 
 
 def _learnt(phase: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,7 +229,7 @@ _SCRIPTS = (
 )  # fmt: skip
 """First word of a letter's Unicode name -> a language of that script; of two that a text has, the first one here."""
 _UKRAINIAN = frozenset("іїєґ")
-_SHARE, _ENOUGH = 0.3, 20
+_LEAST_OF_SCRIPT, _LEAST_WORDS = 0.3, 20
 """Of the letters that must be of a script, and how many frequent words must be of a language."""
 
 
@@ -246,15 +246,15 @@ def language_of(texts: Iterable[str]) -> str:
                 ukrainian += letter in _UKRAINIAN
         bare = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if not unicodedata.combining(c))
         words.update(re.findall(r"[a-z]+", bare))
-    found = {script: scripts[script] for script, _ in _SCRIPTS}
-    if letters and sum(found.values()) > _SHARE * letters:
-        language = next(language for script, language in _SCRIPTS if found[script] > 0.05 * letters)
+    of_script = {script: scripts[script] for script, _ in _SCRIPTS}
+    if letters and sum(of_script.values()) > _LEAST_OF_SCRIPT * letters:
+        language = next(language for script, language in _SCRIPTS if of_script[script] > 0.05 * letters)
         return "uk" if language == "ru" and ukrainian > 0.02 * letters else language
     hits = Counter(
         {language: sum(words[word] for word in listed.split()) for language, listed in _WORDS.items()}
     )
     (best, most), (_, second) = hits.most_common(2)
-    return best if most >= _ENOUGH and most > 1.3 * second else ""
+    return best if most >= _LEAST_WORDS and most > 1.3 * second else ""
 
 
 # The card and its README.md.
@@ -400,17 +400,18 @@ NOT_STATED = "Not stated. Without a license nobody else may use the model: ask w
 def _proof(parity: Mapping[str, Parity]) -> dict[str, str]:
     return {
         f"{head} logits": f"largest difference between transformers' model and the trainer's own on real text"
-        f" {found.difference:.1e} in float64 (at most {found.allowed:.1e} allowed), {found.difference_float32:.1e}"
+        f" {one.difference:.1e} in float64 (at most {one.allowed:.1e} allowed), {one.difference_float32:.1e}"
         " in float32"
-        for head, found in parity.items()
+        for head, one in parity.items()
     }
 
 
 def _section(name: str, value: "str | Mapping[str, object]") -> str:
     if isinstance(value, str):
         return f"\n## {name}\n\n{value}\n"
-    rows = "".join(f"| {_cell(key)} | {_cell(entry)} |\n" for key, entry in value.items())
-    return f"\n## {name}\n\n| | |\n|---|---|\n{rows}"
+    return (
+        f"\n## {name}\n\n{markdown(('', ''), ([_cell(key), _cell(entry)] for key, entry in value.items()))}\n"
+    )
 
 
 def _cell(value: object) -> str:
@@ -431,14 +432,14 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
     """Return the card of the model in `checkpoint`. `whole`: the run's settings; `config`: those of its current
     phase."""
     summary, about = read_summary(run), read_run(run) or {}
-    figures, headline, parent = _figures(run, checkpoint.step), headline_of(summary), parent_of(whole)
+    metrics, headline, parent = _metrics_at(run, checkpoint.step), headline_of(summary), parent_of(whole)
     facts: dict[str, str | Mapping[str, object]] = {
         **({"Lineage": parent.facts} if parent else {}),
         "Data": _data(index, config),
         "Recipe": _recipe(config),
         "Training": _training(checkpoint, index, config, summary),
         "Hardware, time and energy": _hardware(read_attempts(run, summary), int(about.get("attempts", 0))),
-        "Scores on held-out text": _scores(figures, index, headline),
+        "Scores on held-out text": _scores(metrics, index, headline),
         "How to reproduce it": reproduce(whole, index, summary),
     }
     return Card(
@@ -448,7 +449,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
         parent=parent,
         license=whole.export.license,
         step=checkpoint.step,
-        scores=_published(figures, headline),
+        scores=_published(metrics, headline),
         tasks=read_task_scores(run),
     )
 
@@ -465,11 +466,11 @@ def _languages(index: Index) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, stated))) if isinstance(stated, list) else ()
 
 
-def _published(figures: Mapping[str, Any], headline: str) -> dict[str, float]:
+def _published(metrics: Mapping[str, Any], headline: str) -> dict[str, float]:
     """Return the held-out figures for the card's metadata: the headline metric and pairs."""
-    keys = dict.fromkeys([headline, *(score.metric.key for score in leading(figures, headline=headline))])
+    keys = dict.fromkeys([headline, *(score.metric.key for score in leading(metrics, headline=headline))])
     held_out = [f"{HELD_OUT}{key}" for key in keys]
-    return {key: figures[key] for key in held_out if is_number(figures.get(key))}
+    return {key: metrics[key] for key in held_out if is_number(metrics.get(key))}
 
 
 def _data(index: Index, config: RunConfig) -> dict[str, object]:
@@ -581,29 +582,29 @@ def _hardware(attempts: list[Attempt], started: int) -> dict[str, object]:
 
 
 def _energy(attempts: list[Attempt]) -> str:
-    found = estimate(attempts)
-    if found is None:
+    energy = estimate(attempts)
+    if energy is None:
         unknown = dict.fromkeys(
             x.device for x in attempts if x.device_type != "cuda" or watts(x.device) is None
         )
         return f"not estimated: no highest power is known of {', '.join(unknown)} as it was used here"
-    return f"{_rounded(found.least)} to {_rounded(found.most)} kWh. {FORMULA}"
+    return f"{_rounded(energy.least)} to {_rounded(energy.most)} kWh. {FORMULA}"
 
 
-def _scores(figures: Mapping[str, Any], index: Index, headline: str) -> "str | dict[str, object]":
+def _scores(metrics: Mapping[str, Any], index: Index, headline: str) -> "str | dict[str, object]":
     """Return the headline scores beside their baselines, then what copying could achieve, then the findings in
     words."""
-    if not figures:
+    if not metrics:
         return "The run was not evaluated at this step."
-    known = with_majority(figures, index.statistics.get("held_out"))
+    known = with_majority(metrics, index.statistics.get("held_out"))
     rows: dict[str, object] = {score.metric.label: score.cell for score in leading(known, headline=headline)}
     rows |= {f"not comparable: {what}": value for what, value in secondary(known, headline=headline)}
     rows["in brackets"] = "what a model without any context scores"
-    found = findings(known, headline=headline)
-    return rows | ({"what this model has not learnt": " ".join(one.what for one in found)} if found else {})
+    problems = " ".join(one.what for one in findings(known, headline=headline))
+    return rows | ({"what this model has not learnt": problems} if problems else {})
 
 
-def _figures(run: Path, step: int) -> dict[str, Any]:
+def _metrics_at(run: Path, step: int) -> dict[str, Any]:
     """Return the held-out figures of exactly this step, without those that are not numbers."""
     here = [line for line in read_metrics(run) if line.get("kind") == "eval" and line.get("step") == step]
     return {

@@ -397,7 +397,7 @@ class RunLog:
         self._tracker.log(line)
         self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._write_summary()
-        self._view.figures(line)
+        self._view.logged(line)
         for words in figures["slowdowns"] or ():
             self._say_once(words, position.step)
             self._tracker.alert(cause_of(words), words)

@@ -108,7 +108,7 @@ class Events:
 
         folder.mkdir(parents=True, exist_ok=True)
         Events.count += 1
-        self._kinds = event_pb2
+        self._messages = event_pb2
         self._file = EventsWriter(str(folder / "events"), f".{os.getpid()}.{Events.count:04d}")
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._file.write_event(event_pb2.Event(wall_time=time.time(), step=purge_step, session_log=start))
@@ -118,7 +118,7 @@ class Events:
         """Add the figures of a step."""
         from tensorboardX import summary
 
-        found = self._kinds.Event(wall_time=time.time(), step=step)
+        event = self._messages.Event(wall_time=time.time(), step=step)
         for name, value in point.items():
             if isinstance(value, Bars):
                 one = summary.histogram_raw(name, *_moments(value), value.edges[1:], value.heights)
@@ -127,8 +127,8 @@ class Events:
             else:
                 one = summary.scalar(name, value)
             one.value[0].tag = name  # the library replaces characters that it does not like
-            found.summary.value.extend(one.value)
-        self._file.write_event(found)
+            event.summary.value.extend(one.value)
+        self._file.write_event(event)
 
     def flush(self) -> None:
         """Write to the disk what was added."""

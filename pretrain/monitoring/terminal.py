@@ -1,7 +1,7 @@
 """Show what happens in a run: as console lines, or as a panel at the bottom of the terminal.
 
 `Lines` is plain, for batch logs. `Panel` has the same methods: it prints events as lines above the panel, which a
-thread of rich repaints twice a second. `open_view` chooses. The figures are those of the log steps: nothing here waits
+thread of rich repaints twice a second. `open_view` chooses. The metrics are those of the log steps: nothing here waits
 for the device, and a step only records its number. At the end, the panel is replaced by a plain summary.
 """
 
@@ -93,26 +93,26 @@ class Lines:
     def rolled_back(self, step: int) -> None:
         """Return to this earlier step."""
 
-    def figures(self, line: dict[str, Any]) -> None:
+    def logged(self, line: dict[str, Any]) -> None:
         """Show a line that was written to metrics.jsonl."""
         self._note(line)
         words = f"step {self._place(line)}  {in_short(line, self._headline)}"
         self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
-    def held_out(self, step: int, figures: Mapping[str, Any]) -> None:
+    def held_out(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show an evaluation; problems that it shows are reported once, and again at the end."""
-        self._note({**figures, "kind": "eval", "step": step})
-        words = f"step {step:,}  {held_out_words(figures, self._headline)}"
+        self._note({**metrics, "kind": "eval", "step": step})
+        words = f"step {step:,}  {held_out_words(metrics, self._headline)}"
         self._console.print(words, soft_wrap=True, markup=False)
         if step == self._last:
             self._told.clear()
         if step > 0:
             self._warn_of_learning()
 
-    def probed(self, step: int, figures: Mapping[str, Any]) -> None:
+    def probed(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show the score of train.probe."""
-        self._note({**figures, "kind": PROBE, "step": step})
-        words = f"step {step:,}  probe: {probe_words(figures)}"
+        self._note({**metrics, "kind": PROBE, "step": step})
+        words = f"step {step:,}  probe: {probe_words(metrics)}"
         self._console.print(words, soft_wrap=True, highlight=False, markup=False)
 
     def slowdown(self, step: int, words: str) -> None:
@@ -143,13 +143,13 @@ class Lines:
         return f"{line['step']:,}" + (f" ({share:.1%} of {self._minutes:g} min)" if share is not None else "")
 
     def _note(self, line: Mapping[str, Any]) -> None:
-        """Keep the figures that the run is judged by."""
+        """Keep the metrics that the run is judged by."""
         self._losses_seen.add(line)
         if line.get("kind") == "eval" and line.get("step") != 0:
             self._newest = line
 
     def _warn_of_learning(self) -> None:
-        """Warn of learning problems in the newest figures that were not reported before."""
+        """Warn of learning problems in the newest metrics that were not reported before."""
         for finding in findings(self._newest, self._losses_seen.ends, self._headline):
             if finding.kind not in self._told:
                 self._told.add(finding.kind)
@@ -169,17 +169,17 @@ def led_by(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
     return f"{leading_prediction(headline).tag} {'  '.join(map(str, scores))}".strip() if scores else ""
 
 
-def held_out_words(figures: Mapping[str, Any], headline: str = HEADLINE) -> str:
+def held_out_words(metrics: Mapping[str, Any], headline: str = HEADLINE) -> str:
     """Format the scores of an evaluation, each with its baseline."""
-    scores = "  ".join(map(str, leading(figures, headline=headline)))
-    if number(figures.get(f"{HELD_OUT}{headline}")) is not None:
+    scores = "  ".join(map(str, leading(metrics, headline=headline)))
+    if number(metrics.get(f"{HELD_OUT}{headline}")) is not None:
         return f"held-out {leading_prediction(headline).at}".rstrip() + f": {scores}"
-    return f"held-out: {total_loss(figures, 'held_out_loss')}  {scores}".rstrip()
+    return f"held-out: {total_loss(metrics, 'held_out_loss')}  {scores}".rstrip()
 
 
-def held_out_rows(step: int, figures: Mapping[str, Any], headline: str = HEADLINE) -> list[str]:
+def held_out_rows(step: int, metrics: Mapping[str, Any], headline: str = HEADLINE) -> list[str]:
     """Format the same in up to two rows, for narrow terminals."""
-    scores = leading(figures, headline=headline)
+    scores = leading(metrics, headline=headline)
     first = [score for score in scores if score.metric.measure != "accuracy"] or scores[:1]
     second = [score for score in scores if score not in first]
     rows = ["   ".join([*map(str, first), f"step {step:,}"]) if first else "", "   ".join(map(str, second))]
@@ -213,7 +213,7 @@ PACE_STEPS = 200
 
 
 class Panel(Lines):
-    """Print events as lines above, and show figures in place."""
+    """Print events as lines above, and show metrics in place."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class Panel(Lines):
         self._laps.clear()
         self._laps.append((clock(), step))
 
-    def figures(self, line: dict[str, Any]) -> None:
+    def logged(self, line: dict[str, Any]) -> None:
         self._note(line)
         if not line.get("slowdowns"):
             self._warning = self._warning if self._disturbed else ""
@@ -393,20 +393,20 @@ class Panel(Lines):
         return rows
 
     def _held_out_rows(self) -> list[tuple[str, RenderableType]]:
-        """Return the figures of the newest evaluation, each beside its baseline."""
+        """Return the metrics of the newest evaluation, each beside its baseline."""
         if self._held_out is None:
             return []
-        step, figures = self._held_out
+        step, metrics = self._held_out
         return [
             (name, Text(row))
-            for name, row in zip(("held out", ""), held_out_rows(step, figures, self._headline), strict=False)
+            for name, row in zip(("held out", ""), held_out_rows(step, metrics, self._headline), strict=False)
         ]
 
     def _loss(self) -> Text:
         words = Text(self._led() or (total_loss(self._line) if self._line else "not yet"))
         if self._held_out is not None and not leading(self._held_out[1], headline=self._headline):
-            step, figures = self._held_out
-            words.append(f"   held-out: {total_loss(figures, 'held_out_loss')} at step {step:,}")
+            step, metrics = self._held_out
+            words.append(f"   held-out: {total_loss(metrics, 'held_out_loss')} at step {step:,}")
         room = self._console.width - len(words) - 20
         if len(self._losses) > 1 and room >= 8:
             levels = ASCII_BLOCKS if self._console.options.ascii_only else BLOCKS
@@ -434,8 +434,8 @@ class Panel(Lines):
         of_run = f" of {self._last:,}" if self._last is not None else ""
         words = f"steps {self._first:,} to {self._step:,}{of_run} in {spent}: {line}"
         if self._held_out is not None:
-            step, figures = self._held_out
-            words += f"  {held_out_words(figures, self._headline)} (step {step:,})"
+            step, metrics = self._held_out
+            words += f"  {held_out_words(metrics, self._headline)} (step {step:,})"
         words += f"  probe {self._probe}" if self._probe else ""
         if peak := metric("mfu").worded(self._line.get("mfu")):
             words += f"  {peak}"

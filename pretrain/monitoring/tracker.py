@@ -27,7 +27,6 @@ from pretrain.monitoring.wandb_run import (
     point_of,
     start,
     tell,
-    train_stage,
     warn,
     why,
     why_offline,
@@ -285,7 +284,12 @@ class Wandb:
 def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> Stage:
     """Return the W&B stage of the training in `folder`."""
     known = read_run(folder)
-    return train_stage(folder, settings, run_id, config, known["identity"] if known else {})
+    identity = known["identity"] if known else {}
+    hashes = {
+        key: value for key, value in identity.items() if key.rpartition(".")[2] == "data"
+    }  # of each phase
+    facts = {"data_index": hashes, "vocabulary_sha256": identity.get("vocabulary")}
+    return wandb_run.stage("train", folder, settings, config, run_id, folder.name, facts)
 
 
 # Send the part of a run's history that W&B lacks, as one run. The history comes from metrics.jsonl, not from the

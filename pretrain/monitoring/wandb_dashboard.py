@@ -100,18 +100,18 @@ def sections(objective: str = "", optimizer: str = "") -> list[Section]:
     """Return the dashboard for runs of `objective` with `optimizer`; empty: any."""
     has_trust = optimizer in ("", LAMB)
     more = {SPEED: BY_RANK_PANELS, OPTIMIZER: TRUST_PANELS if has_trust else ()}
-    found = [_learning(objective)]
+    every = [_learning(objective)]
     for name, question in QUESTIONS.items():
         charts = [chart for chart in CHARTS if chart.section == name]
         panels = [_panel_of(chart) for chart in charts if has_trust or "trust_ratio" not in chart.keys]
         about = question + (ABOUT_TRUST if has_trust and name == OPTIMIZER else "")
-        found.append(Section(name, about, (*panels, *more.get(name, ()))))
-    return found
+        every.append(Section(name, about, (*panels, *more.get(name, ()))))
+    return every
 
 
-def keys_of(found: list[Section]) -> set[str]:
+def keys_of(sections: list[Section]) -> set[str]:
     """Return all keys that are named, without those that patterns match."""
-    return {key for section in found for panel in section.panels for key in panel.keys}
+    return {key for section in sections for panel in section.panels for key in panel.keys}
 
 
 def _panel_of(chart: Chart) -> Panel:

@@ -123,60 +123,25 @@ class Stage:
     """The resolved recipe, without credentials, and `code` and `data_index`."""
 
 
-def train_stage(
-    folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any], identity: dict[str, Any]
+def stage(
+    job: str,
+    run: Path,
+    monitor: MonitorSettings,
+    settings: dict[str, Any],
+    run_id: str,
+    name: str,
+    facts: dict[str, Any],
+    folder: Path | None = None,
 ) -> Stage:
-    """Return the stage of a training; `identity`: that of its run.json, which has the hash of each phase's index."""
-    hashes = {key: value for key, value in identity.items() if key.rpartition(".")[2] == "data"}
-    facts = {"code": code_version(), "data_index": hashes, "vocabulary_sha256": identity.get("vocabulary")}
-    group = group_of(folder, settings.group)
-    return Stage(
-        folder, settings.project, run_id, folder.name, group, "train", {**redact_settings(config), **facts}
-    )
+    """Return the stage `job` of the training in `run`. `facts`: what its configuration states beside the settings;
+    `folder`: where W&B's own folder is to be, if not in `run`."""
+    config = {**redact_settings(settings), "code": code_version(), **facts}
+    return Stage(folder or run, monitor.project, run_id, name, group_of(run, monitor.group), job, config)
 
 
-def prepare_stage(config: RunConfig, index: Index) -> Stage:
-    """Return the stage of new shards. W&B's files go to W&B's default, WANDB_DIR or the working directory: the folder
-    of the shards holds only shards."""
-    facts = {"code": code_version(), "data_index": {"data": index.identity}}
-    settings = {**redact_settings(asdict(config)), **facts}
-    group = group_of(Path(config.run.dir), config.monitor.group)
-    name = f"prepare {folder_name(index.folder)}"
-    run_id = f"prepare-{index.identity[:12]}"
-    return Stage(
-        Path(os.environ.get("WANDB_DIR", ".")),
-        config.monitor.project,
-        run_id,
-        name,
-        group,
-        "prepare",
-        settings,
-    )
-
-
-def export_stage(run: Path, config: RunConfig, run_id: str, step: int) -> Stage:
-    """Return the stage of a model that was just exported from a checkpoint of `run`."""
-    settings = {
-        **redact_settings(asdict(config)),
-        "code": code_version(),
-        "exported_from": {"run": run_id, "step": step},
-    }
-    group = group_of(run, config.monitor.group)
-    name, export_id = f"export {run.name} step {step}", f"{run_id}-export-{step}"
-    return Stage(run, config.monitor.project, export_id, name, group, "export", settings)
-
-
-def evaluate_stage(run: Path, config: RunConfig, run_id: str) -> Stage:
-    """Return the stage of the scores of a run's model on tasks: one for all of them, whenever they are taken."""
-    settings = {**redact_settings(asdict(config)), "code": code_version(), "scored": {"run": run_id}}
-    group = group_of(run, config.monitor.group)
-    name, evaluate_id = f"evaluate {run.name}", f"{run_id}-evaluate"
-    return Stage(run, config.monitor.project, evaluate_id, name, group, "evaluate", settings)
-
-
-def group_of(folder: Path, wanted: str = "") -> str:
+def group_of(folder: Path, requested: str = "") -> str:
     """Return the W&B group of all stages of a training."""
-    return wanted or folder.resolve().name
+    return requested or folder.resolve().name
 
 
 def folder_name(folder: str) -> str:
@@ -188,12 +153,12 @@ def folder_name(folder: str) -> str:
 def code_version() -> dict[str, Any]:
     """Return the installed version; in a working tree also its commit, and whether files differ from it."""
     try:
-        found: dict[str, Any] = {"version": version("maskmill")}
+        code: dict[str, Any] = {"version": version("maskmill")}
     except PackageNotFoundError:
-        found = {}
+        code = {}
     if commit := _git("rev-parse", "HEAD"):
-        found |= {"commit": commit, "changed": bool(_git("status", "--porcelain", "--untracked-files=no"))}
-    return found
+        code |= {"commit": commit, "changed": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    return code
 
 
 def _git(*arguments: str) -> str:
@@ -321,13 +286,13 @@ def begin(stage: Stage) -> Connection:
 def why(error: BaseException) -> str:
     """Return in one line why W&B did not take something: a key that the server refuses is called that, and so is a
     server that refuses connections; else the first line of the error."""
-    said = str(error)
+    message = str(error)
     host = os.environ.get("WANDB_BASE_URL", HOST)
-    if _FORBIDDEN.search(said):
+    if _FORBIDDEN.search(message):
         return f"{host} forbids this to the key (403): WANDB_ENTITY, monitor.project, or another key"
-    if _WRONG_KEY.search(said):
+    if _WRONG_KEY.search(message):
         return f"{host} refuses the key (401, wrong or missing): `wandb login --relogin`, or WANDB_API_KEY"
-    if _REFUSED.search(said):
+    if _REFUSED.search(message):
         return f"{host} refuses connections: is the server running, and WANDB_BASE_URL right?"
     return first_line(error)
 
@@ -467,9 +432,9 @@ def inputs_of_training(connection: Connection, config: RunConfig) -> None:
 
 def outputs_of_training(connection: Connection, config: RunConfig, run_id: str) -> None:
     """Send the marker of the newest checkpoint as an output of the run."""
-    whole = checkpoints(Path(config.run.dir))
-    if config.monitor.artifacts != NONE and connection.online and whole:
-        checkpoint = open_checkpoint(whole[-1])
+    complete = checkpoints(Path(config.run.dir))
+    if config.monitor.artifacts != NONE and connection.online and complete:
+        checkpoint = open_checkpoint(complete[-1])
         connection.makes(*checkpoint_artifact(checkpoint, run_id), alias=f"step-{checkpoint.step}")
 
 
@@ -492,7 +457,11 @@ def record_prepare(config: RunConfig, index: Index) -> None:
         if config.monitor.artifacts != NONE:
             connection.makes(name, kind, files, facts, alias=index.identity[:12])
 
-    _recorded(prepare_stage(config, index), record)
+    # W&B's files go to its default, WANDB_DIR or the working directory: the folder of the shards holds only shards
+    folder, facts = Path(os.environ.get("WANDB_DIR", ".")), {"data_index": {"data": index.identity}}
+    run_id, name = f"prepare-{index.identity[:12]}", f"prepare {folder_name(index.folder)}"
+    run, settings = Path(config.run.dir), asdict(config)
+    _recorded(stage("prepare", run, config.monitor, settings, run_id, name, facts, folder), record)
 
 
 def record_export(run: Path, checkpoint: Checkpoint, model: Path) -> None:
@@ -514,7 +483,10 @@ def record_export(run: Path, checkpoint: Checkpoint, model: Path) -> None:
                 f"model-{run_id}", "model", files, {**facts, "run": run_id}, f"step-{checkpoint.step}"
             )
 
-    _recorded(export_stage(run, config, run_id, checkpoint.step), record)
+    step = checkpoint.step
+    export_id, name = f"{run_id}-export-{step}", f"export {run.name} step {step}"
+    facts = {"exported_from": {"run": run_id, "step": step}}
+    _recorded(stage("export", run, config.monitor, asdict(config), export_id, name, facts), record)
 
 
 def record_scores(run: Path) -> None:
@@ -523,13 +495,15 @@ def record_scores(run: Path) -> None:
     known, config = read_run(run), settings_of(run)
     if known is None or config is None or config.monitor.tracker != "wandb":
         return
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     for score in read_task_scores(run):
         name = "/".join(part for part in ("evaluation", score.task, score.split, score.metric) if part)
-        found[name] = score.median
+        scores[name] = score.median
         if score.random_init:
-            found[f"{name}_not_pretrained"] = score.random_init.median
-    _recorded(evaluate_stage(run, config, known["id"]), lambda connection: connection.summarize(found))
+            scores[f"{name}_not_pretrained"] = score.random_init.median
+    run_id, name, facts = f"{known['id']}-evaluate", f"evaluate {run.name}", {"scored": {"run": known["id"]}}
+    evaluated = stage("evaluate", run, config.monitor, asdict(config), run_id, name, facts)
+    _recorded(evaluated, lambda connection: connection.summarize(scores))
 
 
 def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:

@@ -105,11 +105,11 @@ class Scale:
             return ticks(self.low, self.high, count)
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         for factors in ((1,), (1, 2, 5)):
-            found = [m * 10.0**power for power in powers for m in factors]
-            found = [value for value in found if self.low <= value <= self.high]
-            if len(found) >= min(3, count):
+            values = [m * 10.0**power for power in powers for m in factors]
+            values = [value for value in values if self.low <= value <= self.high]
+            if len(values) >= min(3, count):
                 break
-        return found
+        return values
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -281,9 +281,9 @@ def _plot(
     rows, columns = y.ticks(4), [step for step in x.ticks(5) if step == int(step)]
     grid = "".join(f"M0 {_down(y, value):.1f}H1000" for value in rows)
     shapes = f'<path class="grid" d="{grid}"/>'
-    for kind, found in marks.items():
+    for kind, of_kind in marks.items():
         foot = 955 if kind == SKIPPED else 0
-        path = "".join(f"M{1000 * x(mark.step):.1f} 1000V{foot}" for mark in found)
+        path = "".join(f"M{1000 * x(mark.step):.1f} 1000V{foot}" for mark in of_kind)
         shapes += f'<path class="{kind}" d="{path}"/>'
     shapes += "".join(f'<path class="level" d="M0 {_down(y, level.value):.1f}H1000"/>' for level in levels)
     shapes += "".join(_line(s, x, y) for s in series)
@@ -346,13 +346,13 @@ def _places(points: Points, x: Scale, y: Scale) -> list[tuple[float, float | Non
 
 def _marks_within(marks: Sequence[Mark], x: Scale) -> dict[str, list[Mark]]:
     """Return the marks by kind that are within the frame and few enough to be useful."""
-    found: dict[str, list[Mark]] = {}
+    shown: dict[str, list[Mark]] = {}
     for mark in marks:
         if mark.kind == PHASE:  # the first begins before its first log line
             mark = replace(mark, step=max(mark.step, x.low))
         if x.low <= mark.step <= x.high:
-            found.setdefault(mark.kind, []).append(mark)
-    return {kind: marks for kind, marks in found.items() if len(marks) <= MOST_MARKS}
+            shown.setdefault(mark.kind, []).append(mark)
+    return {kind: marks for kind, marks in shown.items() if len(marks) <= MOST_MARKS}
 
 
 def _legend(chart: Chart, series: list[Series], levels: Sequence[Level], marks: dict[str, list[Mark]]) -> str:
@@ -368,8 +368,8 @@ def _legend(chart: Chart, series: list[Series], levels: Sequence[Level], marks: 
     ]
     items += [_key("level", "M1 5H17", level.name, text(level.value, chart.percent)) for level in levels]
     items += [
-        _key(kind, "M9 0V10", kind, text(len(found)))
-        for kind, found in marks.items()
+        _key(kind, "M9 0V10", kind, text(len(of_kind)))
+        for kind, of_kind in marks.items()
         if kind != PHASE and chart.wide  # one chart per section explains the marks
     ]
     return f'<ul class="legend">{"".join(items)}</ul>'

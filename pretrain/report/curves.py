@@ -71,15 +71,15 @@ def charts(run: RunRecord) -> dict[str, list[str]]:
 
 def _series(run: RunRecord, chart: Chart) -> list[Series]:
     """Return the curves of the chart that were logged."""
-    found = []
+    drawn = []
     for name, curve in ((curve.name, curve) for curve in chart.curves):
         apart = {HELD_OUT: run.held_out, PROBE_PREFIX: run.probe}
         source = next((points for prefix, points in apart.items() if curve.key.startswith(prefix)), run.train)
         if (points := source.get(curve.key)) is not None:
             dots = source is not run.train
             noisy = chart.noisy and not dots
-            found.append(Series(name, points, curve.colour, dots, dashed=curve.colour == 4, noisy=noisy))
-    return found
+            drawn.append(Series(name, points, curve.colour, dots, dashed=curve.colour == 4, noisy=noisy))
+    return drawn
 
 
 def _levels(run: RunRecord, chart: Chart) -> list[Level]:
@@ -120,10 +120,10 @@ def ceiling(run: RunRecord) -> str:
 
 def marks_of(run: RunRecord) -> tuple[Mark, ...]:
     """Return marks for the starts of phases, resumptions and skipped batches."""
-    found = [Mark(first, PHASE, name) for name, first, _ in run.phases]
-    found += [Mark(attempt.first, RESUMED) for attempt in run.history[1:]]
+    marks = [Mark(first, PHASE, name) for name, first, _ in run.phases]
+    marks += [Mark(attempt.first, RESUMED) for attempt in run.history[1:]]
     steps = [number(event.get("step")) for event in run.events if event.get("event") in ("skip", "rollback")]
-    return tuple(found + [Mark(step, SKIPPED) for step in steps if step is not None])
+    return tuple(marks + [Mark(step, SKIPPED) for step in steps if step is not None])
 
 
 def _ceilings(run: RunRecord) -> list[Series]:

@@ -95,18 +95,18 @@ def _by_rank(run: RunRecord) -> str:
     if ranks is None or ratios is None:
         return ""
     by_step = dict(zip(ratios.steps.tolist(), ratios.values.tolist(), strict=True))
-    found = [
+    slowest = [
         (int(rank), by_step[step])
         for step, rank in zip(ranks.steps.tolist(), ranks.values.tolist(), strict=True)
         if np.isfinite(rank) and np.isfinite(by_step.get(step, np.nan))
     ]
-    counts = Counter(rank for rank, _ in found)
+    counts = Counter(rank for rank, _ in slowest)
     rows = [
         (
             f"rank {rank}",
             text(count),
-            text(count / len(found), share=True),
-            text(float(np.median([ratio for r, ratio in found if r == rank]))),
+            text(count / len(slowest), share=True),
+            text(float(np.median([ratio for r, ratio in slowest if r == rank]))),
         )
         for rank, count in counts.most_common(MOST_RANKS)
     ]
@@ -182,13 +182,13 @@ def _attempts(run: RunRecord) -> str:
         bars += f'<path class="save" d="{ticks}"/>' if ticks else ""
     names = [((i + 0.5) / len(shown), f"attempt {attempt.number}") for i, attempt in enumerate(shown)]
     times = [(share, _clock(start + timedelta(seconds=span * share), span)) for share in (0.0, 0.5, 1.0)]
-    told = ", ".join(f"{attempt.status} at step {text(_reached(run, attempt))}" for attempt in shown)
+    words = ", ".join(f"{attempt.status} at step {text(_reached(run, attempt))}" for attempt in shown)
     head = ["attempt", "started", "for", "steps", "ended", "ranks", "on", "checkpoints"]
     earlier = len(run.history) - len(shown)
     note = f'<p class="aside">{earlier:,} earlier attempts are left out.</p>' if earlier else ""
     body = (
         f'<div class="plot attempts" style="--rows:{len(shown)}">{labels("top", names, "rows")}'
-        f"{drawing('attempts', 'Attempts of the run over time', told, bars)}{labels('left', times, 'columns')}</div>"
+        f"{drawing('attempts', 'Attempts of the run over time', words, bars)}{labels('left', times, 'columns')}</div>"
         f"{note}{table(head, (_attempt_row(run, attempt) for attempt in shown))}"
     )
     about = "From each start to its end; the ticks are checkpoints that became whole."
@@ -216,8 +216,8 @@ def _attempt_row(run: RunRecord, attempt: Attempt) -> list[str]:
 
 def _reached(run: RunRecord, attempt: Attempt) -> float:
     """Return the last step of an attempt."""
-    told = attempt.last if attempt.last is not None else number(run.summary.get("step"))
-    return max(float(told or 0), float(attempt.first), *(float(save.step) for save in attempt.saves), 0.0)
+    stated = attempt.last if attempt.last is not None else number(run.summary.get("step"))
+    return max(float(stated or 0), float(attempt.first), *(float(save.step) for save in attempt.saves), 0.0)
 
 
 def _clock(when: datetime, span: float) -> str:

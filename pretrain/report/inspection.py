@@ -65,19 +65,19 @@ def _run(path: Path) -> dict[str, Any]:
     if (path / CONFIG).is_file():
         read_settings(path)
     assert run is not None
-    found, damaged = {}, {}
+    complete, damaged = {}, {}
     for folder in checkpoints(path):
         if damage := damage_of(folder, World()):
             damaged[folder.name] = damage
         else:
-            found[folder.name] = open_checkpoint(folder).state.get("held_out_loss")
+            complete[folder.name] = open_checkpoint(folder).state.get("held_out_loss")
     return {
         "kind": "run",
         **summary,
         "attempts": run["attempts"],
         "id": run["id"],
         "lines": len(read_metrics(path)),
-        "checkpoints": list(found),
+        "checkpoints": list(complete),
         "damaged": damaged,
         "hashes": "all hold" if not damaged else f"{len(damaged)} checkpoints are damaged",
         "not_sealed": not_sealed(path),
@@ -187,14 +187,14 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
 
 def _learning(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the headline figures beside their baselines, then what copying could achieve, then the findings."""
-    figures, found, untrained = learning_of(facts, lines)
+    metrics, findings, untrained = learning_of(facts, lines)
     headline, before = headline_of(facts), ", untrained" if untrained else ""
     rows = [
         (f"held-out {score.metric.label}{before}", score.cell)
-        for score in leading(figures, headline=headline)
+        for score in leading(metrics, headline=headline)
     ]
-    rows += [(f"  {what}", value) for what, value in secondary(figures, headline=headline)]
-    return rows + [("look at", str(finding)) for finding in found]
+    rows += [(f"  {what}", value) for what, value in secondary(metrics, headline=headline)]
+    return rows + [("look at", str(finding)) for finding in findings]
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

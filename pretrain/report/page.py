@@ -72,7 +72,7 @@ def _marked(guess: str, word: str) -> str:
 # Show how to re-run the run, and every setting.
 
 
-TOLD_ELSEWHERE = {"data", "versions", "command", "status", "slowdowns", "phases"}
+SHOWN_ELSEWHERE = {"data", "versions", "command", "status", "slowdowns", "phases"}
 _SECRET_NAME = re.compile(r"(?i)(password|secret|token|api_?key|credential)s?$")
 
 
@@ -143,10 +143,10 @@ def settings_section(run: RunRecord) -> str:
     groups = {str(name): value for name, value in run.config.items() if isinstance(value, dict)}
     if plain:
         groups["everything else"] = plain
-    told = {
+    recorded = {
         name: moment(value) or value if name in ("started", "finished") else value
         for name, value in run.summary.items()
-        if name not in TOLD_ELSEWHERE
+        if name not in SHOWN_ELSEWHERE
     }
     tables = [
         f'<div class="card"><h3>{escape(name)}</h3>{_table(group)}</div>' for name, group in groups.items()
@@ -157,8 +157,8 @@ def settings_section(run: RunRecord) -> str:
         else '<div class="card"><p>None recorded.</p></div>'
     )
     final = (
-        f'<details class="card"><summary>Final numbers, as recorded</summary>{_table(told)}</details>'
-        if told
+        f'<details class="card"><summary>Final numbers, as recorded</summary>{_table(recorded)}</details>'
+        if recorded
         else ""
     )
     return f'<section id="settings"><h2>Settings</h2>{body}{final}</section>'
@@ -280,8 +280,8 @@ def _sections(run: RunRecord) -> list[str]:
 
 def _menu(sections: list[str]) -> str:
     """Return links to the sections on the page."""
-    found = re.findall(r'<section id="([a-z-]+)"><h2>([^<]+)</h2>', "\n".join(sections))
-    links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in found)
+    anchors = re.findall(r'<section id="([a-z-]+)"><h2>([^<]+)</h2>', "\n".join(sections))
+    links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in anchors)
     return f'<nav aria-label="Sections">{links}</nav>'
 
 

@@ -98,12 +98,12 @@ class RunRecord:
     @property
     def baselines(self) -> dict[str, Any]:
         """The newest metrics by key, those of an evaluation at step 0 included."""
-        return self.learning.figures
+        return self.learning.metrics
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """The newest metrics by key, without held-out ones of an evaluation at step 0."""
-        newest = self.learning.figures
+        newest = self.learning.metrics
         return {k: v for k, v in newest.items() if not (self.learning.untrained and k.startswith(HELD_OUT))}
 
     @property
@@ -122,9 +122,9 @@ class RunRecord:
         held_out = self.held_out.get(name)
         if held_out is not None and not math.isfinite(held_out.values[-1]):
             return None
-        told = number(self.summary.get(name))
+        stated = number(self.summary.get(name))
         logged = last(self.held_out.get(name)) if name in self.held_out else last(self.train.get(name))
-        first, second = (told, logged) if self.ended else (logged, told)
+        first, second = (stated, logged) if self.ended else (logged, stated)
         return second if first is None else first
 
     def setting(self, path: str) -> Any:
@@ -190,20 +190,18 @@ def read_run(folder: Path) -> RunRecord:
 def _trust(lines: list[dict[str, Any]]) -> dict[str, Points]:
     points = points_by_name(lines)
     return {
-        name.removeprefix(TRUST_PREFIX): found
-        for name, found in points.items()
-        if name.startswith(TRUST_PREFIX)
+        name.removeprefix(TRUST_PREFIX): own for name, own in points.items() if name.startswith(TRUST_PREFIX)
     }
 
 
 def _slowdowns(lines: list[dict[str, Any]]) -> list[tuple[float, str]]:
     """Return (step, words) of what slowed the run down, in the order of the log."""
-    found = []
+    slowdowns = []
     for line in lines:
         step, words = number(line.get("step")), line.get("slowdowns")
         if step is not None and isinstance(words, list):
-            found += [(step, str(one)) for one in words]
-    return found
+            slowdowns += [(step, str(one)) for one in words]
+    return slowdowns
 
 
 def points_by_name(lines: list[dict[str, Any]]) -> dict[str, Points]:

@@ -333,7 +333,7 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     _figures(status, summary, lines, heartbeat)
     status.headline = headline_of(summary)
     learning = learning_of(summary, lines, tables(text_of(folder / METRICS, first=HEAD)))
-    status.figures, status.findings = learning.figures, [str(finding) for finding in learning.findings]
+    status.figures, status.findings = learning.metrics, [str(finding) for finding in learning.findings]
     _checkpoint(status, now)
     status.save_error = why_not_saved(folder)
     events = read_disturbances(folder)

@@ -1,6 +1,7 @@
 """Write the top of the page: what ran, where and how well, at a glance, and what to look at."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -46,21 +47,19 @@ class Advice:
     """What is wrong, what to do, and whether it is serious."""
 
     what: str
-    remedy: str
+    hint: str
     grave: bool = False
 
 
 def advice_section(run: RunRecord) -> str:
     """Return the warnings as a list, serious ones first; empty if there are none."""
-    found = sorted(advice(run), key=lambda one: not one.grave)
     items = "".join(
-        f'<li class="{"grave" if one.grave else "mild"}"><b>{escape(one.what)}</b> {escape(one.remedy)}</li>'
-        for one in found
+        f'<li class="{"grave" if one.grave else "mild"}"><b>{escape(one.what)}</b> {escape(one.hint)}</li>'
+        for one in sorted(advice(run), key=lambda one: not one.grave)
     )
-    return (
-        f'<section id="look-at" aria-label="What to look at"><ul class="advice">{items}</ul></section>'
-        * bool(found)
-    )
+    if not items:
+        return ""
+    return f'<section id="look-at" aria-label="What to look at"><ul class="advice">{items}</ul></section>'
 
 
 def advice(run: RunRecord) -> list[Advice]:
@@ -68,8 +67,7 @@ def advice(run: RunRecord) -> list[Advice]:
     return [*_ends(run), *_broken(run), *_batches(run), *_learning(run), *_speed(run), *_files(run)]
 
 
-def _ends(run: RunRecord) -> list[Advice]:
-    found = []
+def _ends(run: RunRecord) -> Iterator[Advice]:
     if run.status == "failed":
         error = redact(str(run.summary.get("error") or "It left no message."))
         back = (
@@ -77,35 +75,28 @@ def _ends(run: RunRecord) -> list[Advice]:
             if run.checkpoints
             else "There is no checkpoint: the same command starts from the beginning."
         )
-        found.append(Advice(f"The run failed: {error}", f"Look at logs/rank-N.log. {back}", grave=True))
+        yield Advice(f"The run failed: {error}", f"Look at logs/rank-N.log. {back}", grave=True)
     if run.not_saved:
-        found.append(
-            Advice(
-                f"The newest checkpoint could not be saved: {redact(run.not_saved)}.",
-                "Make room, or look at the disk. Until a save succeeds, a crash loses the steps since the newest one.",
-                grave=True,
-            )
+        yield Advice(
+            f"The newest checkpoint could not be saved: {redact(run.not_saved)}.",
+            "Make room, or look at the disk. Until a save succeeds, a crash loses the steps since the newest one.",
+            grave=True,
         )
     if hangs := [event for event in run.events if event.get("event") == HANG]:
         count = "once" if len(hangs) == 1 else f"{len(hangs):,} times"
-        found.append(
-            Advice(
-                f"The run hung {count} and was ended: {redact(str(hangs[-1].get('text') or ''))}.",
-                "Every rank's stack is in logs/rank-N.log; the rank that waits for no other is the cause.",
-            )
+        yield Advice(
+            f"The run hung {count} and was ended: {redact(str(hangs[-1].get('text') or ''))}.",
+            "Every rank's stack is in logs/rank-N.log; the rank that waits for no other is the cause.",
         )
     if len(run.lost) > 0:
         count = "One attempt" if len(run.lost) == 1 else f"{len(run.lost)} attempts"
-        found.append(
-            Advice(
-                f"{count} of the run ended without a word.",
-                "Killed, out of memory, or a machine that is gone: logs/rank-N.log and the job's own log may say.",
-            )
+        yield Advice(
+            f"{count} of the run ended without a word.",
+            "Killed, out of memory, or a machine that is gone: logs/rank-N.log and the job's own log may say.",
         )
-    return found
 
 
-def _broken(run: RunRecord) -> list[Advice]:
+def _broken(run: RunRecord) -> Iterator[Advice]:
     losses = [
         f"{of.name}_loss"
         for of in (run.prediction, *predictions_in(run.train))
@@ -113,76 +104,59 @@ def _broken(run: RunRecord) -> list[Advice]:
     ]
     trained = {"loss": "the loss", **{key: f"the {metric(key).label}" for key in losses}}
     held_out = {f"{HELD_OUT}{key}": f"the held-out {metric(key).label}" for key in (*losses, "loss")}
-    found = _not_finite(run.train, {**trained, "grad_norm": f"the {metric('grad_norm').label}"}, "log lines")
-    return [*found, *_not_finite(run.held_out, held_out, "evaluations")]
+    trained["grad_norm"] = f"the {metric('grad_norm').label}"
+    yield from _not_finite(run.train, trained, "log lines")
+    yield from _not_finite(run.held_out, held_out, "evaluations")
 
 
-def _not_finite(metrics: dict[str, Points], names: dict[str, str], lines: str) -> list[Advice]:
+def _not_finite(metrics: dict[str, Points], names: dict[str, str], lines: str) -> Iterator[Advice]:
     """Warn of the first of these metrics with a value that is not finite."""
     for name, words in names.items():
         points = metrics.get(name)
         if points is not None and (wrong := points.steps[~np.isfinite(points.values)]).size:
-            return [
-                Advice(
-                    f"From step {text(float(wrong[0]))} on, {words} is not finite in {wrong.size:,} {lines}.",
-                    "Lower optim.lr, lengthen schedule.warmup, or use train.precision=bf16 or fp32; "
-                    "train.on_nan=rollback goes back to the newest checkpoint.",
-                    grave=True,
-                )
-            ]
-    return []
-
-
-def _batches(run: RunRecord) -> list[Advice]:
-    skipped, damaged = run.final("skipped_batches") or 0.0, run.final("damaged_examples") or 0.0
-    batches = run.final("batch") or 0.0
-    found = []
-    if skipped:
-        share = skipped / max(batches, 1.0)
-        found.append(
-            Advice(
-                f"{text(skipped)} of {text(batches)} batches were skipped ({text(share, share=True)}).",
-                "The table of disturbances says why. A few do no harm; many want a lower optim.lr, or other data.",
-                grave=share > MANY,
-            )
-        )
-    if damaged:
-        found.append(
-            Advice(
-                f"{text(damaged)} examples could not be read and were left out.",
-                "maskmill inspect on the shards names the damaged ones; prepare them again.",
+            yield Advice(
+                f"From step {text(float(wrong[0]))} on, {words} is not finite in {wrong.size:,} {lines}.",
+                "Lower optim.lr, lengthen schedule.warmup, or use train.precision=bf16 or fp32; "
+                "train.on_nan=rollback goes back to the newest checkpoint.",
                 grave=True,
             )
-        )
-    return found
+            return
 
 
-def _learning(run: RunRecord) -> list[Advice]:
-    found = [
-        Advice(
-            finding.what,
-            finding.remedy,
-            grave=finding.kind == RISEN or (finding.kind == PLATEAU and run.ended),
+def _batches(run: RunRecord) -> Iterator[Advice]:
+    skipped, damaged = run.final("skipped_batches") or 0.0, run.final("damaged_examples") or 0.0
+    batches = run.final("batch") or 0.0
+    if skipped:
+        share = skipped / max(batches, 1.0)
+        yield Advice(
+            f"{text(skipped)} of {text(batches)} batches were skipped ({text(share, share=True)}).",
+            "The table of disturbances says why. A few do no harm; many want a lower optim.lr, or other data.",
+            grave=share > MANY,
         )
-        for finding in run.findings
-    ]
+    if damaged:
+        yield Advice(
+            f"{text(damaged)} examples could not be read and were left out.",
+            "maskmill inspect on the shards names the damaged ones; prepare them again.",
+            grave=True,
+        )
+
+
+def _learning(run: RunRecord) -> Iterator[Advice]:
+    for finding in run.findings:
+        grave = finding.kind == RISEN or (finding.kind == PLATEAU and run.ended)
+        yield Advice(finding.what, finding.hint, grave)
     held_out = run.held_out.get(f"{HELD_OUT}{run.prediction.name}_loss", run.held_out.get(f"{HELD_OUT}loss"))
     if held_out is not None and (rise := _risen(held_out)):
-        found.append(
-            Advice(
-                f"The held-out loss was lowest at step {text(rise)} and has risen since: the model overfits.",
-                "Take the checkpoint of its best step (checkpoint.keep_best keeps it), prepare more text, "
-                "or set data.dynamic_masking=true.",
-            )
+        yield Advice(
+            f"The held-out loss was lowest at step {text(rise)} and has risen since: the model overfits.",
+            "Take the checkpoint of its best step (checkpoint.keep_best keeps it), prepare more text, "
+            "or set data.dynamic_masking=true.",
         )
     if run.status == "finished" and not run.held_out:
-        found.append(
-            Advice(
-                "Nothing was held out, so nothing says how well the model does on text it has not seen.",
-                "data.held_out=0.01 at preparing, and train.eval_every.",
-            )
+        yield Advice(
+            "Nothing was held out, so nothing says how well the model does on text it has not seen.",
+            "data.held_out=0.01 at preparing, and train.eval_every.",
         )
-    return found
 
 
 def _risen(points: Points) -> float | None:
@@ -195,9 +169,9 @@ def _risen(points: Points) -> float | None:
     return float(steps[best]) if values[-1] > values[best] * (1 + WORSE) and best < len(values) - 2 else None
 
 
-def _speed(run: RunRecord) -> list[Advice]:
+def _speed(run: RunRecord) -> Iterator[Advice]:
     lines = max((len(points.steps) for points in run.train.values()), default=0)
-    remedies = {
+    hints = {
         "waiting for data": ("Ranks waited for data", "More CPU cores a rank, or shards on a faster disk."),
         "rank": ("One rank was slower than the others", "See which one below, and look at its machine."),
         "an outlier": (
@@ -205,24 +179,18 @@ def _speed(run: RunRecord) -> list[Advice]:
             "A shared machine, a slow disk, the network.",
         ),
     }
-    found = []
-    for start, (what, remedy) in remedies.items():
+    for start, (what, hint) in hints.items():
         steps = {step for step, words in run.slowdowns if words.startswith(start)}
         if lines and len(steps) >= max(MIN_SLOW_LINES, SLOWDOWN_SHARES[start] * lines):
             last = next(words for _, words in reversed(run.slowdowns) if words.startswith(start))
-            found.append(
-                Advice(f"{what} in {len(steps):,} of {lines:,} log lines.", f"{remedy} Newest: {last}.")
-            )
-    return found
+            yield Advice(f"{what} in {len(steps):,} of {lines:,} log lines.", f"{hint} Newest: {last}.")
 
 
-def _files(run: RunRecord) -> list[Advice]:
-    found = [
-        Advice(complaint, "The rest of the page is from the other files.") for complaint in run.complaints
-    ]
+def _files(run: RunRecord) -> Iterator[Advice]:
+    for complaint in run.complaints:
+        yield Advice(complaint, "The rest of the page is from the other files.")
     if run.status == "stopped":
-        found.append(Advice("The run was stopped before its end.", "Rerun the same command to resume."))
-    return found
+        yield Advice("The run was stopped before its end.", "Rerun the same command to resume.")
 
 
 # Show what a run has learnt as tiles, each score with its baseline.
@@ -230,7 +198,7 @@ def _files(run: RunRecord) -> list[Advice]:
 
 def learning_tiles(run: RunRecord) -> list[str]:
     """Return a tile for each known score of the headline's prediction on held-out text; else one for what says most."""
-    prefix, scores = known_scores(run.figures, run.headline)
+    prefix, scores = known_scores(run.metrics, run.headline)
     where = "" if prefix else _in_training(run, scores[0].metric.key) if scores else ""
     return [_score_tile(run, score, prefix, where) for score in scores]
 
@@ -269,7 +237,7 @@ def _score_tile(run: RunRecord, score: Score, prefix: str, where: str = "") -> s
 
 def _visible_words(run: RunRecord, prefix: str) -> str:
     """Describe the accuracy at visible words in a sentence; empty if unknown."""
-    kept, random = (score_of(f"{name}_accuracy", run.figures, prefix) for name in ("kept", "random"))
+    kept, random = (score_of(f"{name}_accuracy", run.metrics, prefix) for name in ("kept", "random"))
     if kept is None:
         return ""
     words = f"Apart from this: {kept.text} right at words that are kept, which takes no more than copying"
@@ -301,7 +269,7 @@ STATUS = {
 def headline(run: RunRecord, advice: str) -> str:
     """Return title, status, the result in words, advice, and a tile for every important number."""
     kind, status = STATUS.get(run.status, ("fair", run.status))
-    words = verdict(run.figures, run.headline, run.findings) or (
+    words = verdict(run.metrics, run.headline, run.findings) or (
         "" if run.ended else "No step is logged yet."
     )
     return (
@@ -355,14 +323,14 @@ def _sentence(run: RunRecord) -> str:
 def _steps(run: RunRecord) -> float | None:
     """Return the finished steps: from the summary of an ended run, else from its lines."""
     logged = max((float(metric.steps[-1]) for metric in run.train.values()), default=None)
-    told = number(run.summary.get("step"))
-    if told is None and run.status == "finished":
-        told = number(run.summary.get("steps"))
-    return told if told is not None and (run.ended or logged is None) else logged
+    stated = number(run.summary.get("step"))
+    if stated is None and run.status == "finished":
+        stated = number(run.summary.get("steps"))
+    return stated if stated is not None and (run.ended or logged is None) else logged
 
 
 def _tiles(run: RunRecord) -> list[str]:
-    pairs = [of for of in predictions_in(run.figures) if of.labels and of != run.prediction]
+    pairs = [of for of in predictions_in(run.metrics) if of.labels and of != run.prediction]
     tiles = [*learning_tiles(run), *(_pair_tile(run, task) for task in pairs)]
     speed = run.final("tokens_per_s")
     if speed is not None:
@@ -412,15 +380,15 @@ def _left(run: RunRecord) -> float | None:
 
 
 def _pair_tile(run: RunRecord, task: Prediction) -> str:
-    prefix = HELD_OUT if run.figures.get(f"{HELD_OUT}{task.name}_accuracy") is not None else ""
-    score = score_of(f"{task.name}_accuracy", run.figures, prefix)
+    prefix = HELD_OUT if run.metrics.get(f"{HELD_OUT}{task.name}_accuracy") is not None else ""
+    score = score_of(f"{task.name}_accuracy", run.metrics, prefix)
     if score is None:
         return ""
     by_label = [
-        (label, score_of(f"{score.metric.key}_{label}", run.figures, prefix)) for label in task.labels
+        (label, score_of(f"{score.metric.key}_{label}", run.metrics, prefix)) for label in task.labels
     ]
-    told = ", ".join(f"{label_title(label)} {of_label.text}" for label, of_label in by_label if of_label)
-    return _score_tile(run, score, prefix, f"{told}." if all(of_label for _, of_label in by_label) else "")
+    words = ", ".join(f"{label_title(label)} {one.text}" for label, one in by_label if one)
+    return _score_tile(run, score, prefix, f"{words}." if all(one for _, one in by_label) else "")
 
 
 def _data_tile(run: RunRecord) -> str:

@@ -48,13 +48,13 @@ def majority(held_out: Mapping[str, Any]) -> dict[str, float]:
     return {f"{HELD_OUT}{tasks[0]}_majority": max(counts.values()) / sum(counts.values())}
 
 
-def with_majority(figures: Mapping[str, Any], held_out: object) -> dict[str, Any]:
+def with_majority(metrics: Mapping[str, Any], held_out: object) -> dict[str, Any]:
     """Add the majority label's accuracy from the statistics of the held-out examples if a run did not log it."""
     try:
         known = majority(held_out) if isinstance(held_out, Mapping) else {}
     except (TypeError, ValueError):  # a damaged summary
         known = {}
-    return {**figures, **{name: value for name, value in known.items() if figures.get(name) is None}}
+    return {**metrics, **{name: value for name, value in known.items() if metrics.get(name) is None}}
 
 
 def unigram(name: str, counts: "Counts") -> dict[str, float]:
@@ -108,10 +108,10 @@ class Finding(NamedTuple):
 
     kind: str
     what: str
-    remedy: str
+    hint: str
 
     def __str__(self) -> str:
-        return f"{self.what} {self.remedy}"
+        return f"{self.what} {self.hint}"
 
 
 class Losses:
@@ -148,20 +148,20 @@ class Losses:
 
 
 def findings(
-    figures: Mapping[str, Any], ends: tuple[float, float] | None = None, headline: str = HEADLINE
+    metrics: Mapping[str, Any], ends: tuple[float, float] | None = None, headline: str = HEADLINE
 ) -> list[Finding]:
     """Return what is wrong with what a run has learnt so far, most serious first; empty if nothing is.
 
-    `figures`: the newest ones by their names in metrics.jsonl, any of which may be missing; those of an evaluation at
+    `metrics`: the newest ones by their names in metrics.jsonl, any of which may be missing; those of an evaluation at
     step 0 are not judged. `ends`: first and newest loss. `headline`: the objective's."""
-    pairs = (_pairs(task, figures) for task in PREDICTIONS.values() if task.labels)
-    candidates = (_risen(ends), _plateau(leading_prediction(headline), figures), *pairs)
+    pairs = (_pairs(task, metrics) for task in PREDICTIONS.values() if task.labels)
+    candidates = (_risen(ends), _plateau(leading_prediction(headline), metrics), *pairs)
     return [one for one in candidates if one is not None]
 
 
-def _plateau(of: Prediction, figures: Mapping[str, Any]) -> Finding | None:
+def _plateau(of: Prediction, metrics: Mapping[str, Any]) -> Finding | None:
     """Describe the plateau at which a model knows only word frequencies."""
-    loss, top = (score_of(f"{of.name}_{what}", figures) for what in ("loss", "top_share"))
+    loss, top = (score_of(f"{of.name}_{what}", metrics) for what in ("loss", "top_share"))
     grounds = []
     if of.words and loss and loss.reference is not None and loss.value >= loss.reference:
         grounds.append(
@@ -169,7 +169,7 @@ def _plateau(of: Prediction, figures: Mapping[str, Any]) -> Finding | None:
             "word frequencies alone give"
         )
     if top and top.value > MAX_TOP_SHARE:
-        token = figures.get(f"{HELD_OUT}{of.name}_top_token")
+        token = metrics.get(f"{HELD_OUT}{of.name}_top_token")
         answer = f'"{token}"' if isinstance(token, str) else "the same word"
         grounds.append(
             f"the model answers {answer} at {top.value:.0%} of the {of.tag or of.subject} positions"
@@ -183,12 +183,12 @@ def _plateau(of: Prediction, figures: Mapping[str, Any]) -> Finding | None:
     )
 
 
-def _pairs(task: Prediction, figures: Mapping[str, Any]) -> Finding | None:
+def _pairs(task: Prediction, metrics: Mapping[str, Any]) -> Finding | None:
     """Describe pair tasks that are no better than the majority label."""
-    right = score_of(f"{task.name}_accuracy", figures)
+    right = score_of(f"{task.name}_accuracy", metrics)
     if right is None or right.reference is None:
         return None
-    if right.value > right.reference + margin(right.reference, figures):
+    if right.value > right.reference + margin(right.reference, metrics):
         return None
     return Finding(
         PAIRS,
@@ -198,10 +198,10 @@ def _pairs(task: Prediction, figures: Mapping[str, Any]) -> Finding | None:
     )
 
 
-def margin(accuracy: float, figures: Mapping[str, Any]) -> float:
+def margin(accuracy: float, metrics: Mapping[str, Any]) -> float:
     """Return how far an accuracy must exceed this one: a multiple of the binomial standard error for this many
     pairs."""
-    pairs = number(figures.get("held_out_pairs"))
+    pairs = number(metrics.get("held_out_pairs"))
     if not pairs or not 0 <= accuracy <= 1:
         return UNKNOWN_MARGIN
     return STANDARD_ERRORS * math.sqrt(accuracy * (1 - accuracy) / pairs)
@@ -224,7 +224,7 @@ def _risen(ends: tuple[float, float] | None) -> Finding | None:
 class Learning(NamedTuple):
     """What a run has learnt."""
 
-    figures: dict[str, Any]
+    metrics: dict[str, Any]
     """The newest training and evaluation metrics by key, and the baselines."""
     findings: list[Finding]
     untrained: bool
@@ -244,17 +244,18 @@ def learning_of(
     counts = data.get("held_out") if isinstance(data, dict) else None
     newest = with_majority({**summary, **(trained or [{}])[-1], **(evaluated or [{}])[-1]}, counts)
     headline = headline_of(summary)
-    figures = {key: value for key, value in newest.items() if is_shown(key, headline)}
+    metrics = {key: value for key, value in newest.items() if is_shown(key, headline)}
     losses = Losses()
     for line in [*first_lines, *lines]:
         losses.add(line)
     untrained = bool(evaluated) and evaluated[-1].get("step") == 0
-    return Learning(figures, findings({} if untrained else figures, losses.ends, headline), untrained)
+    return Learning(metrics, findings({} if untrained else metrics, losses.ends, headline), untrained)
 
 
-def verdict(figures: Mapping[str, Any], headline: str, found: Iterable[Finding]) -> str:
-    """Describe in a sentence how well a run has learnt; empty where no metric is known. `found`: its findings."""
-    prefix, scores = known_scores(figures, headline)
+def verdict(metrics: Mapping[str, Any], headline: str, problems: Iterable[Finding]) -> str:
+    """Describe in a sentence how well a run has learnt; empty where no metric is known. `problems`: its
+    findings."""
+    prefix, scores = known_scores(metrics, headline)
     if not scores:
         return ""
     of = leading_prediction(headline)
@@ -271,7 +272,7 @@ def verdict(figures: Mapping[str, Any], headline: str, found: Iterable[Finding])
     unigram = (
         f"word frequencies alone give {loss.reference_text}, a perplexity of {perplexity(loss.reference)}"
     )
-    if any(one.kind == PLATEAU for one in found):
+    if any(one.kind == PLATEAU for one in problems):
         return f"No context has been learnt yet. {words}; {unigram}."
     return f"{words}; {unigram}, {math.exp(min(loss.reference - loss.value, 50.0)):.2f} times as unsure."
 

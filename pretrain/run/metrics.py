@@ -172,9 +172,9 @@ class Baseline(NamedTuple):
     value: Callable[[float], float] = float
     """From that of the key."""
 
-    def of(self, figures: Mapping[str, Any]) -> float | None:
-        """Return its value among the figures of a run; None if it is unknown."""
-        known = number(figures.get(f"{HELD_OUT}{self.key}")) if self.key else 0.5
+    def of(self, metrics: Mapping[str, Any]) -> float | None:
+        """Return its value among the metrics of a run; None if it is unknown."""
+        known = number(metrics.get(f"{HELD_OUT}{self.key}")) if self.key else 0.5
         return None if known is None else self.value(known)
 
 
@@ -386,79 +386,79 @@ class Score(NamedTuple):
         return f"{self.label} {self.cell}"
 
 
-def leading(figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = HEADLINE) -> list[Score]:
+def leading(metrics: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = HEADLINE) -> list[Score]:
     """Return the known scores: the headline, the measures that are shown of its prediction, then the pairs. `prefix`:
-    empty for training figures, which have no baselines. `headline`: the objective's."""
+    empty for training metrics, which have no baselines. `headline`: the objective's."""
     of = leading_prediction(headline)
     keys = [
         f"{of.name}_{one.name}" for one in MEASURES.values() if one.leads and (of.words or not one.of_words)
     ]
     if leads_alone(headline):
         keys.insert(0, headline)
-    keys += [f"{pairs.name}_accuracy" for pairs in pair_tasks(figures, prefix) if pairs != of]
-    scores = (score_of(key, figures, prefix) for key in keys)
+    keys += [f"{pairs.name}_accuracy" for pairs in pair_tasks(metrics, prefix) if pairs != of]
+    scores = (score_of(key, metrics, prefix) for key in keys)
     return [score for score in scores if score is not None]
 
 
-def pair_tasks(figures: Mapping[str, Any], prefix: str = HELD_OUT) -> list[Prediction]:
-    """List the pair tasks that have an accuracy in the figures."""
-    pairs = [one for one in predictions_in(figures) if one.labels]
-    return [one for one in pairs if number(figures.get(f"{prefix}{one.name}_accuracy")) is not None]
+def pair_tasks(metrics: Mapping[str, Any], prefix: str = HELD_OUT) -> list[Prediction]:
+    """List the pair tasks that have an accuracy in the metrics."""
+    pairs = [one for one in predictions_in(metrics) if one.labels]
+    return [one for one in pairs if number(metrics.get(f"{prefix}{one.name}_accuracy")) is not None]
 
 
-def score_of(key: str, figures: Mapping[str, Any], prefix: str = HELD_OUT) -> Score | None:
+def score_of(key: str, metrics: Mapping[str, Any], prefix: str = HELD_OUT) -> Score | None:
     """Score one metric; None if its value is unknown."""
     known = metric(key)
     source = (
         f"{known.prediction.name}_loss" if known.prediction and known.measure == "perplexity" else known.key
     )
-    value = number(figures.get(f"{prefix}{source}"))
+    value = number(metrics.get(f"{prefix}{source}"))
     if value is None:
         return None
-    return Score(known, value, known.baseline.of(figures) if known.baseline and prefix else None)
+    return Score(known, value, known.baseline.of(metrics) if known.baseline and prefix else None)
 
 
-def known_scores(figures: Mapping[str, Any], headline: str = HEADLINE) -> tuple[str, list[Score]]:
+def known_scores(metrics: Mapping[str, Any], headline: str = HEADLINE) -> tuple[str, list[Score]]:
     """Return the scores of the headline's prediction on held-out text; else the headline in training, or the first term
     of the loss; with their prefix. Empty without any."""
-    terms = [f"{one.name}_loss" for one in predictions_in(figures) if not one.is_part and not one.labels]
+    terms = [f"{one.name}_loss" for one in predictions_in(metrics) if not one.is_part and not one.labels]
     for key in (headline, *terms, "loss"):
         for prefix in (HELD_OUT, ""):
-            if (own := score_of(key, figures, prefix)) is None:
+            if (own := score_of(key, metrics, prefix)) is None:
                 continue
             if key != headline or not prefix:
                 return prefix, [own]
-            scores = leading(figures, prefix, headline)
+            scores = leading(metrics, prefix, headline)
             return prefix, [one for one in scores if one.metric.prediction == own.metric.prediction]
     return "", []
 
 
-def secondary(figures: Mapping[str, Any], headline: str = HEADLINE) -> list[tuple[str, str]]:
+def secondary(metrics: Mapping[str, Any], headline: str = HEADLINE) -> list[tuple[str, str]]:
     """Return (name, scores) on held-out text of the positions that show a word, of all predicted ones, of other
     predictions, and of the total loss."""
     rows = []
-    for of in predictions_in(figures):
+    for of in predictions_in(metrics):
         if of == leading_prediction(headline) or of.labels:
             continue
-        scores = (score_of(f"{of.name}_{what}", figures) for what in ("loss", "accuracy"))
+        scores = (score_of(f"{of.name}_{what}", metrics) for what in ("loss", "accuracy"))
         if words := ", ".join(f"{one.metric.measure} {one.text}" for one in scores if one):
             rows.append((of.secondary or of.subject, words))
-    if total := score_of("loss", figures):
-        rows.append((f"loss that is minimised, {sum_of(figures)}", total.text))
+    if total := score_of("loss", metrics):
+        rows.append((f"loss that is minimised, {sum_of(metrics)}", total.text))
     return rows
 
 
-def sum_of(figures: Iterable[str]) -> str:
+def sum_of(metrics: Iterable[str]) -> str:
     """Name the sum that `loss` is, by its terms."""
-    known = sorted({name.removeprefix(HELD_OUT) for name in figures})
+    known = sorted({name.removeprefix(HELD_OUT) for name in metrics})
     terms = [one for one in predictions_in(known) if f"{one.name}_loss" in known and not one.is_part]
     return " + ".join(one.abbreviation for one in terms) or "total"
 
 
-def total_loss(figures: Mapping[str, Any], key: str = "loss") -> str:
+def total_loss(metrics: Mapping[str, Any], key: str = "loss") -> str:
     """Format the total loss, named by its terms: `MLM + NSP loss 5.432`."""
-    value = number(figures.get(key))
-    return f"{sum_of(figures)} loss {'not a number' if value is None else nats(value)}"
+    value = number(metrics.get(key))
+    return f"{sum_of(metrics)} loss {'not a number' if value is None else nats(value)}"
 
 
 # What is drawn over the steps, by report.html and by the dashboard of W&B.

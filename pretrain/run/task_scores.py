@@ -171,15 +171,15 @@ class ProbeScore(NamedTuple):
         return f"{PROBE_PREFIX}{self.task}_{TRIVIAL}"
 
 
-def probe_scores(figures: Mapping[str, Any]) -> Iterator[ProbeScore]:
+def probe_scores(metrics: Mapping[str, Any]) -> Iterator[ProbeScore]:
     """Yield the scores of train.probe among these metrics."""
-    for key in figures:
+    for key in metrics:
         task, _, metric = key.removeprefix(PROBE_PREFIX).rpartition("_")
         if key.startswith(PROBE_PREFIX) and metric != TRIVIAL:
             yield ProbeScore(key, task, metric)
 
 
-def probe_words(figures: Mapping[str, Any]) -> str:
+def probe_words(metrics: Mapping[str, Any]) -> str:
     """Return the scores of train.probe among these metrics in words, with the answer that needs no input; empty where
     there are none.
 
@@ -187,8 +187,8 @@ def probe_words(figures: Mapping[str, Any]) -> str:
     'blimp accuracy 61.2 (trivial 50.0)'
     """
     words = []
-    for one in probe_scores(figures):
-        value, trivial = (number(figures.get(key)) for key in (one.key, one.trivial_key))
+    for one in probe_scores(metrics):
+        value, trivial = (number(metrics.get(key)) for key in (one.key, one.trivial_key))
         if value is not None:
             text = task_metric(one.metric).text
             words.append(

@@ -81,10 +81,10 @@ def compare_with_none(differences: Mapping[str, Sequence[float]]) -> dict[str, C
     """Compare each name's differences, one for each seed, with 0; p is corrected over the names."""
     require()
     raw = {name: np.array(values, float) for name, values in differences.items()}
-    tested = [name for name, found in raw.items() if len(found) > 1]
+    tested = [name for name, of in raw.items() if len(of) > 1]
     corrected = dict(zip(tested, holm([_p_of(raw[name]) for name in tested]), strict=True))
     alpha = ALPHA / max(1, len(tested))
-    return {name: _comparison(found, corrected.get(name, math.nan), alpha) for name, found in raw.items()}
+    return {name: _comparison(of, corrected.get(name, math.nan), alpha) for name, of in raw.items()}
 
 
 def _comparison(differences: np.ndarray, p: float, alpha: float) -> Comparison:
@@ -122,8 +122,8 @@ def power(difference: float, deviation: float, seeds: int, alpha: float = ALPHA)
     """Compute the chance that a paired t-test finds a mean `difference` of pairs that deviate by `deviation`."""
     effect = abs(difference) / deviation * math.sqrt(seeds)
     edge = scipy.stats.t.ppf(1 - alpha / 2, seeds - 1)
-    found = scipy.stats.nct.sf(edge, seeds - 1, effect)
-    return float(np.nan_to_num(found, nan=1.0))  # beyond what scipy computes, it is certain
+    chance = scipy.stats.nct.sf(edge, seeds - 1, effect)
+    return float(np.nan_to_num(chance, nan=1.0))  # beyond what scipy computes, it is certain
 
 
 def seeds_needed(difference: float, deviation: float, alpha: float = ALPHA) -> int:
@@ -168,24 +168,26 @@ class Row:
         return {**asdict(self), "comparison": compared}
 
 
-def rows_of(design: Design, found: Mapping[Cell, Measured]) -> list[Row]:
+def rows_of(design: Design, measured: Mapping[Cell, Measured]) -> list[Row]:
     """Return the rows of all figures, arm by arm at its best tuned values."""
-    runs = runs_of(design, found)
-    return [row for figure in figures_of(design, found) for row in _of_figure(design, figure, runs)]
+    runs = runs_of(design, measured)
+    return [row for figure in figures_of(design, measured) for row in _of_figure(design, figure, runs)]
 
 
-def runs_of(design: Design, found: Mapping[Cell, Measured]) -> dict[str, dict[int, Measured]]:
+def runs_of(design: Design, measured: Mapping[Cell, Measured]) -> dict[str, dict[int, Measured]]:
     """Return arm -> seed -> what was measured of it at the arm's best tuned values."""
-    tuned = best_values(found.values(), design.figure)
+    tuned = best_values(measured.values(), design.figure)
     return {
-        arm: {one.seed: one for one in found.values() if one.arm == arm and one.cell.tuned == tuned.get(arm)}
+        arm: {
+            one.seed: one for one in measured.values() if one.arm == arm and one.cell.tuned == tuned.get(arm)
+        }
         for arm in design.arms
     }
 
 
-def figures_of(design: Design, found: Mapping[Cell, Measured]) -> list[str]:
+def figures_of(design: Design, measured: Mapping[Cell, Measured]) -> list[str]:
     """Return the figures to show: the design's, then those of its tasks, that some run has."""
-    there = {name for one in found.values() for name in one.figures}
+    there = {name for one in measured.values() for name in one.figures}
     tasks = sorted(name for name in there if "." in name and name not in design.figures)
     return [name for name in (*design.figures, *tasks) if name in there]
 
@@ -198,8 +200,10 @@ def _of_figure(design: Design, figure: str, runs: Mapping[str, Mapping[int, Meas
     stuck = {}
     for arm in runs:
         trained = [runs.get(source, {}) for source in design.arms[arm].sources or [arm]]
-        found = {seed for seeds in trained for seed, one in seeds.items() if one.has_learnt_context is False}
-        stuck[arm] = sorted(found) if design.needs_context else []
+        without = {
+            seed for seeds in trained for seed, one in seeds.items() if one.has_learnt_context is False
+        }
+        stuck[arm] = sorted(without) if design.needs_context else []
     able = {
         arm: values[arm]
         for arm in design.arms
@@ -244,24 +248,26 @@ def _reading(
     return verdict(compared, figure)
 
 
-def verdict(found: Comparison, figure: str) -> str:
+def verdict(compared: Comparison, figure: str) -> str:
     """Say in words what a comparison allows to say."""
-    if found.seeds < 2:
+    if compared.seeds < 2:
         return "one seed: cannot tell"
-    if found.told:
-        is_lower, lower_is_better = found.difference < 0, study_metric(figure).lower_is_better
+    if compared.told:
+        is_lower, lower_is_better = compared.difference < 0, study_metric(figure).lower_is_better
         if lower_is_better is None:
             side = "lower" if is_lower else "higher"
         else:
             side = "better" if is_lower == lower_is_better else "worse"
-        return f"{side} (p {_p(found.p)})"
-    if found.low == found.high:
-        how = "as far apart" if found.difference else "equal"
+        return f"{side} (p {_p(compared.p)})"
+    if compared.low == compared.high:
+        how = "as far apart" if compared.difference else "equal"
         return f"{how} in every seed"
     more = (
-        f"would take about {found.needed:,} seeds" if found.needed > 0 else "would take more than 1,000 seeds"
+        f"would take about {compared.needed:,} seeds"
+        if compared.needed > 0
+        else "would take more than 1,000 seeds"
     )
-    return f"cannot tell (p {_p(found.p)}): a difference of this size {more}"
+    return f"cannot tell (p {_p(compared.p)}): a difference of this size {more}"
 
 
 def _p(value: float) -> str:
@@ -288,23 +294,23 @@ def cells_of_row(design: Design, row: Row) -> list[str]:
     ]
 
 
-def cells_of_trivial(figure: str, found: Mapping[Cell, Measured]) -> list[str]:
+def cells_of_trivial(figure: str, measured: Mapping[Cell, Measured]) -> list[str]:
     """Return a last line for a figure's table, of the best answer that needs no input; nothing where runs have none, or
     not the same."""
-    values = {one.trivial[figure] for one in found.values() if figure in one.trivial}
+    values = {one.trivial[figure] for one in measured.values() if figure in one.trivial}
     if len(values) != 1:
         return []
     return [TRIVIAL, "", shown(figure, values.pop()), "", "", "", ""]
 
 
-def difference_of(found: Comparison | None, figure: str) -> str:
+def difference_of(compared: Comparison | None, figure: str) -> str:
     """Write a difference and its interval; nothing where there is none."""
-    if found is None or not found.seeds:
+    if compared is None or not compared.seeds:
         return ""
-    difference = shown(figure, found.difference, sign=True)
-    if not math.isfinite(found.low):
+    difference = shown(figure, compared.difference, sign=True)
+    if not math.isfinite(compared.low):
         return difference
-    low, high = (shown(figure, end, sign=True) for end in (found.low, found.high))
+    low, high = (shown(figure, end, sign=True) for end in (compared.low, compared.high))
     return f"{difference} ({low} to {high})"
 
 
@@ -317,9 +323,9 @@ def shown(figure: str, value: float, sign: bool = False) -> str:
     return f"{'+' if sign and value >= 0 else ''}{study_metric(figure).text(value)}"
 
 
-def unigram_of(found: Mapping[Cell, Measured]) -> float | None:
+def unigram_of(measured: Mapping[Cell, Measured]) -> float | None:
     """Return the unigram's loss if it is the same in all runs, to the hundredth of a nat; else None."""
-    levels = {round(u, 2) for one in found.values() if (u := word_losses(one.figures)[1]) is not None}
+    levels = {round(u, 2) for one in measured.values() if (u := word_losses(one.figures)[1]) is not None}
     return levels.pop() if len(levels) == 1 else None
 
 
@@ -349,7 +355,7 @@ class Contrast:
 
 def contrasts_of(design: Design, rows: Sequence[Row]) -> list[Contrast]:
     """Return the study's contrasts in each figure that their arms have in all seeds, none of them without context."""
-    found: list[Contrast] = []
+    contrasts: list[Contrast] = []
     for figure in dict.fromkeys(row.figure for row in rows):
         values = {row.arm: row.values for row in rows if row.figure == figure and _is_whole(row)}
         sums = {
@@ -357,8 +363,8 @@ def contrasts_of(design: Design, rows: Sequence[Row]) -> list[Contrast]:
             for name, weights in design.contrasts.items()
             if weights.keys() <= values.keys()
         }
-        found += [Contrast(name, figure, one) for name, one in compare_with_none(sums).items()]
-    return found
+        contrasts += [Contrast(name, figure, one) for name, one in compare_with_none(sums).items()]
+    return contrasts
 
 
 def _is_whole(row: Row) -> bool:

@@ -41,26 +41,26 @@ PANELS = 2
 """Panels of the picture: the first figures that have curves."""
 
 
-def epoch_figures(found: Mapping[Cell, Measured]) -> list[str]:
+def epoch_figures(measured: Mapping[Cell, Measured]) -> list[str]:
     """Return the figures that were measured after each epoch."""
-    return list(dict.fromkeys(name for one in found.values() for name in one.by_epoch))
+    return list(dict.fromkeys(name for one in measured.values() for name in one.by_epoch))
 
 
-def seeds_of(design: Design, found: Mapping[Cell, Measured], figure: str) -> dict[str, list[list[float]]]:
+def seeds_of(design: Design, measured: Mapping[Cell, Measured], figure: str) -> dict[str, list[list[float]]]:
     """Return arm -> the figure after each epoch, of each seed that has it."""
     curves = {
         arm: [one.by_epoch[figure] for one in seeds.values() if figure in one.by_epoch]
-        for arm, seeds in runs_of(design, found).items()
+        for arm, seeds in runs_of(design, measured).items()
     }
     return {arm: of_seeds for arm, of_seeds in curves.items() if of_seeds}
 
 
 def epoch_rows(
-    design: Design, found: Mapping[Cell, Measured], figure: str
+    design: Design, measured: Mapping[Cell, Measured], figure: str
 ) -> tuple[list[str], list[list[str]]]:
     """Return the head of a table of one figure and its rows, an epoch each: means over the seeds, with their range, as
     far as all of them were fine-tuned."""
-    curves = seeds_of(design, found, figure)
+    curves = seeds_of(design, measured, figure)
     columns = [[_cell(figure, values) for values in zip(*seeds, strict=False)] for seeds in curves.values()]
     rows = [
         [str(epoch), *cells] for epoch, cells in enumerate(itertools.zip_longest(*columns, fillvalue=""), 1)
@@ -78,9 +78,9 @@ def _cell(figure: str, values: Sequence[float]) -> str:
     return f"{shown(figure, statistics.fmean(values))}{ends}"
 
 
-def epoch_picture(design: Design, found: Mapping[Cell, Measured]) -> str:
+def epoch_picture(design: Design, measured: Mapping[Cell, Measured]) -> str:
     """Return a picture of the first figures with curves, a panel each; empty without any."""
-    panels = [_panel(design, found, figure) for figure in epoch_figures(found)[:PANELS]]
+    panels = [_panel(design, measured, figure) for figure in epoch_figures(measured)[:PANELS]]
     if not panels:
         return ""
     means = [line for line in panels[0].lines if not line.faint]
@@ -88,9 +88,9 @@ def epoch_picture(design: Design, found: Mapping[Cell, Measured]) -> str:
     return svg(panels, f"{panels[0].y_label} by epoch of fine-tuning, at the end: {words}.")
 
 
-def _panel(design: Design, found: Mapping[Cell, Measured], figure: str) -> Panel:
+def _panel(design: Design, measured: Mapping[Cell, Measured], figure: str) -> Panel:
     lines: list[Line] = []
-    for colour, (arm, seeds) in enumerate(seeds_of(design, found, figure).items()):
+    for colour, (arm, seeds) in enumerate(seeds_of(design, measured, figure).items()):
         means = [statistics.fmean(values) for values in zip(*seeds, strict=False)]
         lines.append(Line(design.label(arm), _points(means), colour))
         if len(seeds) > 1:
@@ -115,7 +115,7 @@ def figure_to_draw(rows: Sequence[Row]) -> str:
     return next((row.figure for row in rows if row.values), "")
 
 
-def picture_of(design: Design, figure: str, rows: Sequence[Row], found: Mapping[Cell, Measured]) -> str:
+def picture_of(design: Design, figure: str, rows: Sequence[Row], measured: Mapping[Cell, Measured]) -> str:
     """Return a picture of a figure: curves over tokens where the runs have them, else the values of each arm."""
     own = [row for row in rows if row.figure == figure]
     words = "; ".join(
@@ -123,10 +123,10 @@ def picture_of(design: Design, figure: str, rows: Sequence[Row], found: Mapping[
         for r in own
         if r.values
     )
-    curves = _curve_figure(design, figure, found)
-    lines = list(_lines(design, curves, found))
+    curves = _curve_figure(design, figure, measured)
+    lines = list(_lines(design, curves, measured))
     if lines:
-        level = unigram_of(found)
+        level = unigram_of(measured)
         levels = {} if level is None else {"word frequencies alone": level}
         panel = Panel(
             design.title,
@@ -143,19 +143,19 @@ def picture_of(design: Design, figure: str, rows: Sequence[Row], found: Mapping[
     return strip_svg(Strip(design.title, study_metric(figure).label, strips), words)
 
 
-def _curve_figure(design: Design, figure: str, found: Mapping[Cell, Measured]) -> str:
+def _curve_figure(design: Design, figure: str, measured: Mapping[Cell, Measured]) -> str:
     """Return what the curves of a figure show: itself, or what it follows from; empty for tasks."""
     if "." in figure:
         return ""
-    in_curves = {name for one in found.values() for point in one.curve for name in point}
+    in_curves = {name for one in measured.values() for point in one.curve for name in point}
     candidates = (figure, FOLLOWS_FROM.get(figure, ""), *design.figures)
     return next((name for name in candidates if name in in_curves), "held_out_mask_loss")
 
 
-def _lines(design: Design, figure: str, found: Mapping[Cell, Measured]) -> Iterable[Line]:
+def _lines(design: Design, figure: str, measured: Mapping[Cell, Measured]) -> Iterable[Line]:
     """Yield for each arm the mean of its curves with a name, and each seed's, faint."""
-    best = best_values(found.values(), design.figure)
-    for colour, (arm, seeds) in enumerate(runs_of(design, found).items()):
+    best = best_values(measured.values(), design.figure)
+    for colour, (arm, seeds) in enumerate(runs_of(design, measured).items()):
         curves = [
             [(p["tokens"], p[figure]) for p in one.curve if figure in p and p["tokens"]]
             for one in seeds.values()
@@ -208,12 +208,12 @@ def read_facts(folder: Path, form: str) -> Facts | None:
 
 
 def write_study(
-    folder: Path, design: Design, cells: Sequence[Cell], found: Mapping[Cell, Measured], facts: Facts
+    folder: Path, design: Design, cells: Sequence[Cell], measured: Mapping[Cell, Measured], facts: Facts
 ) -> None:
     """Write result.json, table.md, README.md, picture.svg where something has been measured and, of tasks that are
     scored by epoch, epochs.svg into the folder."""
-    rows = rows_of(design, found)
-    missing = [cell.name for cell in cells if cell not in found]
+    rows = rows_of(design, measured)
+    missing = [cell.name for cell in cells if cell not in measured]
     result = {
         "study": design.name,
         "form": design.form,
@@ -221,50 +221,50 @@ def write_study(
         "facts": asdict(facts),
         "missing": missing,
         "rows": [row.as_values for row in rows],
-        "measured": [asdict(one) for one in found.values()],
+        "measured": [asdict(one) for one in measured.values()],
     }
     contrasts = contrasts_of(design, rows)
     result["contrasts"] = [one.as_values for one in contrasts]
-    tables = tables_of(design, rows, contrasts, found)
+    tables = tables_of(design, rows, contrasts, measured)
     write_whole(folder / RESULT, json.dumps(result, indent=1, default=str).encode())
     write_whole(folder / TABLE, f"{tables}\n".encode())
     shows = figure_to_draw(rows)
-    if picture := picture_of(design, shows, rows, found) if shows else "":
+    if picture := picture_of(design, shows, rows, measured) if shows else "":
         write_whole(folder / PICTURE, picture.encode())
-    if epochs := epoch_picture(design, found):
+    if epochs := epoch_picture(design, measured):
         write_whole(folder / EPOCHS, epochs.encode())
     pictures = {study_metric(shows).label: PICTURE if picture else "", "By epoch": EPOCHS if epochs else ""}
-    page = page_of(design, tables, missing, found, facts, pictures)
+    page = page_of(design, tables, missing, measured, facts, pictures)
     write_whole(folder / PAGE, page.encode())
 
 
 def tables_of(
-    design: Design, rows: Sequence[Row], contrasts: Sequence[Contrast], found: Mapping[Cell, Measured]
+    design: Design, rows: Sequence[Row], contrasts: Sequence[Contrast], measured: Mapping[Cell, Measured]
 ) -> str:
     """Return a table for each figure, with its contrasts below, one of the grid where a setting is tuned, and one for
     each figure that was measured after each epoch."""
-    parts = [_grid(design, found)] if design.tune else []
-    for figure in figures_of(design, found):
+    parts = [_grid(design, measured)] if design.tune else []
+    for figure in figures_of(design, measured):
         lines = [cells_of_row(design, row) for row in rows if row.figure == figure]
-        lines += [trivial] if (trivial := cells_of_trivial(figure, found)) else []
+        lines += [trivial] if (trivial := cells_of_trivial(figure, measured)) else []
         used = [n for n in range(len(HEAD)) if n < len(HEAD) - 1 or any(line[n] for line in lines)]
         table = markdown([HEAD[n] for n in used], [[line[n] for n in used] for line in lines])
         parts.append(f"**{title_of(study_metric(figure).label)}**\n\n{table}")
         if sums := [one.cells for one in contrasts if one.figure == figure]:
             parts.append(markdown(CONTRAST_HEAD, sums))
-    for figure in epoch_figures(found):
-        table = markdown(*epoch_rows(design, found, figure))
+    for figure in epoch_figures(measured):
+        table = markdown(*epoch_rows(design, measured, figure))
         parts.append(
             f"**{title_of(study_metric(figure).label)} by epoch, means and ranges over seeds**\n\n{table}"
         )
     return "\n\n".join(part for part in parts if part) or "Nothing has been measured yet."
 
 
-def _grid(design: Design, found: Mapping[Cell, Measured]) -> str:
+def _grid(design: Design, measured: Mapping[Cell, Measured]) -> str:
     """Return the figure of the first seed by arm and tuned values; the best of each arm is bold, and marked at an end
     of the grid, where a better one may be beyond it."""
-    best = best_values(found.values(), design.figure)
-    first = {(one.arm, one.cell.tuned): one for one in found.values() if one.seed == design.seeds[0]}
+    best = best_values(measured.values(), design.figure)
+    first = {(one.arm, one.cell.tuned): one for one in measured.values() if one.seed == design.seeds[0]}
     points = sorted({tuned for _, tuned in first}, key=lambda tuned: [value for _, value in tuned])
     lines = []
     for tuned in points:
@@ -286,7 +286,7 @@ def page_of(
     design: Design,
     tables: str,
     missing: Sequence[str],
-    found: Mapping[Cell, Measured],
+    measured: Mapping[Cell, Measured],
     facts: Facts,
     pictures: Mapping[str, str],
 ) -> str:
@@ -296,13 +296,13 @@ def page_of(
     if facts.steps:
         parts.append(facts.steps)
     parts += _equal(design, facts)
-    parts.append(f"## Result\n\n{_when_and_where(found.values())}`{facts.command}`.\n\n{tables}")
+    parts.append(f"## Result\n\n{_when_and_where(measured.values())}`{facts.command}`.\n\n{tables}")
     parts += [f"![{shows}]({file})" for shows, file in pictures.items() if file]
     if missing or facts.failed or facts.unscored:
         lines = [f"- not measured: {name}{_because(facts, name)}" for name in missing]
         lines += [f"- not scored: {task}" for task in facts.unscored]
         parts.append("## What is missing\n\n" + "\n".join(lines))
-    notes = sorted({note for one in found.values() for note in one.notes})
+    notes = sorted({note for one in measured.values() for note in one.notes})
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
     parts.append(
@@ -311,17 +311,17 @@ def page_of(
     )
     if design.reading:
         parts.append(f"## What it shows and what it does not\n\n{design.reading}")
-    seconds = sum(one.seconds for one in found.values())
-    parts.append(f"{len(found)} runs took {duration(seconds)} of run time in all.")
+    seconds = sum(one.seconds for one in measured.values())
+    parts.append(f"{len(measured)} runs took {duration(seconds)} of run time in all.")
     return "\n\n".join(parts) + "\n"
 
 
-def _when_and_where(found: Collection[Measured]) -> str:
+def _when_and_where(measured: Collection[Measured]) -> str:
     """Return the days and the machines of what was measured, not those of drawing it."""
-    days = sorted({one.date for one in found if one.date})
-    said = [" to ".join(dict.fromkeys([days[0], days[-1]]))] if days else []
-    said += sorted({one.machine for one in found if one.machine})
-    return f"{'; '.join(said)}; " if said else ""
+    days = sorted({one.date for one in measured if one.date})
+    parts = [" to ".join(dict.fromkeys([days[0], days[-1]]))] if days else []
+    parts += sorted({one.machine for one in measured if one.machine})
+    return f"{'; '.join(parts)}; " if parts else ""
 
 
 def _because(facts: Facts, name: str) -> str:
@@ -348,13 +348,13 @@ def _equal(design: Design, facts: Facts) -> Iterable[str]:
     """Yield a sentence for each group of arms in which something was checked to be equal."""
     checked = dict.fromkeys(kind for hashes in facts.equal.values() for kind in hashes)
     for arms, kinds in by_arms({kind: design.equal.get(kind, design.trained) for kind in checked}).items():
-        found = "; ".join(
+        sentence = "; ".join(
             f"seed {seed}: {_pairs({kind: hashes[kind] for kind in kinds if kind in hashes})}"
             for seed, hashes in facts.equal.items()
         )
         labels = ", ".join(f"*{design.label(arm)}*" for arm in arms)
         where = "all arms" if arms == design.trained else labels
-        yield f"Checked by hash to be equal in {where}: {found}."
+        yield f"Checked by hash to be equal in {where}: {sentence}."
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ def run_of(panel: Panel, clock: list[float], steps: int = 40) -> None:
     for step in range(1, steps + 1):
         clock[0] += 0.5
         panel.step(step)
-        panel.figures({**LINE, "step": step, "loss": 9 - 0.09 * step, "mask_loss": 8.5 - 0.09 * step})
+        panel.logged({**LINE, "step": step, "loss": 9 - 0.09 * step, "mask_loss": 8.5 - 0.09 * step})
 
 
 def test_it_shows_what_goes_on(tmp_path: Path, clock: list[float]) -> None:
@@ -201,7 +201,7 @@ def test_lines_are_plain_and_the_same_as_ever(tmp_path: Path) -> None:
         lines.begin(0, [])
         lines.enter(phase("short"))
         lines.step(1)
-        lines.figures(LINE)
+        lines.logged(LINE)
         with lines.busy("evaluating"):
             lines.held_out(40, EVALUATION)
         lines.probed(40, {"probe/own_pearson": 7.0})
@@ -221,7 +221,7 @@ def test_lines_are_plain_and_the_same_as_ever(tmp_path: Path) -> None:
 def test_lines_of_other_objectives_and_older_runs(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
     with open_view(console, True, tmp_path, 900) as lines:
-        lines.figures({"kind": "train", "step": 1, "loss": None, "lr": 0.1, "tokens_per_s": 5.0})
+        lines.logged({"kind": "train", "step": 1, "loss": None, "lr": 0.1, "tokens_per_s": 5.0})
         lines.held_out(1, {"held_out_loss": 5.0, "held_out_mlm_loss": 4.5})
     assert written(console) == [
         "step 1/900  total loss not a number  lr 1.00e-01  5 tokens/s",
@@ -253,7 +253,7 @@ def test_a_loss_that_rose_is_named_at_the_end(tmp_path: Path) -> None:
         with view as lines:
             lines.begin(10, [{**LINE, "step": step, "loss": 9.0} for step in range(10)])
             for step in range(10, 100):
-                lines.figures({**LINE, "step": step, "loss": 30.0})
+                lines.logged({**LINE, "step": step, "loss": 30.0})
             assert warnings(console) == []
         assert [line[:50] for line in warnings(console)] == [
             "The loss is higher than where the run began: 30.00"
@@ -264,7 +264,7 @@ def test_an_attempt_that_fails_ends_without_a_verdict(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
     lines = Lines(console, 100)
     for step in (1, 2, 3):
-        lines.figures({**LINE, "step": step, "loss": 9.0 * step})
+        lines.logged({**LINE, "step": step, "loss": 9.0 * step})
     lines.__exit__(OSError, OSError("full"), None)
     assert warnings(console) == []
 

@@ -109,14 +109,14 @@ def test_the_verdict_knows_every_pair_task_and_headline() -> None:
 def test_console_and_panel(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=110, height=30, color_system=None)
     lines, panel = Lines(console, 10, HEADLINE), Panel(console, tmp_path, 10, headline=HEADLINE)
-    lines.figures(LINES[0])
+    lines.logged(LINES[0])
     lines.held_out(10, EVALUATION)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "step 1/10  twist loss 0.600  twist accuracy 80.0%  SOP + twist loss 1.980  lr" in said
     assert f"held-out: twist loss 0.620  {TWIST}  {SOP}" in said
     panel.begin(0, [])
     for line in LINES:
-        panel.figures(line)
+        panel.logged(line)
     panel.held_out(10, EVALUATION)
     with console.capture() as capture:
         console.print(panel._painted())

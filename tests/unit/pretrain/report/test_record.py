@@ -242,8 +242,8 @@ def test_failed_saves_and_hangs_are_advice(tmp_path: Path) -> None:
     hangs = "The run hung 2 times and was ended: rank 0 waits in all_reduce."
     assert set(found) == {saves, hangs}
     assert found[saves].grave
-    assert "a crash loses the steps since the newest one" in found[saves].remedy
-    assert "the rank that waits for no other is the cause" in found[hangs].remedy
+    assert "a crash loses the steps since the newest one" in found[saves].hint
+    assert "the rank that waits for no other is the cause" in found[hangs].hint
     text = page_of(run).text
     assert saves in text
     assert hangs in text
@@ -414,7 +414,7 @@ def test_a_probe_is_drawn_beside_the_loss(tmp_path: Path) -> None:
     assert "blimp: 50 at step 0, 58 at step 8; trivial: 50." in page.text
     assert run.train["loss"].steps.tolist() == list(range(1, 9)), "a probe is no line of training"
     assert run.probe["probe_seconds"].values.sum() == 12
-    assert not any("probe" in name for name in run.figures)
+    assert not any("probe" in name for name in run.metrics)
 
 
 def test_a_checkpoint_is_shown_with_its_loss_at_mask(tmp_path: Path) -> None:

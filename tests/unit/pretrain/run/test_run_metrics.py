@@ -264,7 +264,7 @@ def test_a_loss_that_rose_is_told() -> None:
     assert kinds(DEMO, (9.7, 9.75)) == [], "noise"
     (found,) = findings({}, (9.7, 12.3))
     assert "12.300, and 9.700 at the beginning" in found.what
-    assert "optim.lr" in found.remedy
+    assert "optim.lr" in found.hint
 
 
 def losses(*lines: dict[str, Any]) -> tuple[float, float] | None:
