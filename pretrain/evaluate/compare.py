@@ -47,22 +47,22 @@ class Other:
 
     def lack(self, note: dict[str, Any]) -> str:
         """Say why it has no score to stand beside a result; empty where it has one."""
-        found = self.notes.get(note["task"])
-        if found is None:
+        result = self.notes.get(note["task"])
+        if result is None:
             return "not scored yet"
-        if self.models and (what := self._changed(_table(found, "encoder"))):
+        if self.models and (what := self._changed(_table(result, "encoder"))):
             return what
-        if files := _differing_files(found, note):
+        if files := _differing_files(result, note):
             return f"scored on other files: {', '.join(files)}"
-        theirs, ours = (_table(_table(one, "details"), "examples") for one in (found, note))
+        examples, own = (_table(_table(one, "details"), "examples") for one in (result, note))
         for split in note["scores"]:
-            if split in theirs and theirs[split] != ours[split]:
-                return f"scored on {theirs[split]} examples of {split}, here {ours[split]}"
-        settings = [defaults() | _table(one, "settings") for one in (found, note)]
+            if split in examples and examples[split] != own[split]:
+                return f"scored on {examples[split]} examples of {split}, here {own[split]}"
+        settings = [defaults() | _table(one, "settings") for one in (result, note)]
         if columns := [key for key in COLUMNS if settings[0][key] != settings[1][key]]:
             return f"scored with another {' and '.join(columns)}"
-        if found.get("headline") != note["headline"]:
-            return f"scored by {found.get('headline')}, here by {note['headline']}"
+        if result.get("headline") != note["headline"]:
+            return f"scored by {result.get('headline')}, here by {note['headline']}"
         return ""
 
     def _changed(self, scored: dict[str, Any]) -> str:
@@ -77,21 +77,21 @@ class Other:
 
     def score(self, note: dict[str, Any], of: TaskScore) -> TaskScore | None:
         """Return its score of the same split by the same metric; None where there is none that can be compared."""
-        found = self.notes.get(note["task"], {})
-        tokenizers = [_table(one, "encoder").get("tokenizer") for one in (found, note)]
+        result = self.notes.get(note["task"], {})
+        tokenizers = [_table(one, "encoder").get("tokenizer") for one in (result, note)]
         if self.lack(note) or (of.metric in OF_A_VOCABULARY and tokenizers[0] != tokenizers[1]):
             return None
         split = _split(of, note)
-        return next((one for one in task_scores(found, of.metric) if _split(one, found) == split), None)
+        return next((one for one in task_scores(result, of.metric) if _split(one, result) == split), None)
 
     def otherwise(self, note: dict[str, Any]) -> str:
         """Say in what its result was made otherwise: settings of the training, precision, number of seeds."""
-        theirs, ours = (_made(one) for one in (self.notes[note["task"]], note))
-        keys = dict.fromkeys((*ours, *theirs))
+        other, own = (_made(one) for one in (self.notes[note["task"]], note))
+        keys = dict.fromkeys((*own, *other))
         return ", ".join(
-            f"{key}={_shown(theirs.get(key))} (here {_shown(ours.get(key))})"
+            f"{key}={_shown(other.get(key))} (here {_shown(own.get(key))})"
             for key in keys
-            if theirs.get(key) != ours.get(key)
+            if other.get(key) != own.get(key)
         )
 
 
@@ -166,16 +166,16 @@ def _differing_files(*notes: dict[str, Any]) -> list[str]:
 
 def _made(note: dict[str, Any]) -> dict[str, Any]:
     """Return what a result was made with, as far as another one of the same task may differ."""
-    found: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     if "train" in _table(_table(note, "details"), "examples"):
         settings = defaults() | _table(note, "settings")
-        found = {key: value for key, value in settings.items() if key not in NOT_OF_TRAINING}
+        made = {key: value for key, value in settings.items() if key not in NOT_OF_TRAINING}
     conditions = note.get("conditions")
     states = [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
-    found["precision"] = " and ".join(dict.fromkeys(str(one.get("precision")) for one in states))
+    made["precision"] = " and ".join(dict.fromkeys(str(one.get("precision")) for one in states))
     seeds = note.get("seeds")
-    found["seeds"] = len(seeds) if isinstance(seeds, list) else 0
-    return found
+    made["seeds"] = len(seeds) if isinstance(seeds, list) else 0
+    return made
 
 
 def _shown(value: Any) -> str:
@@ -199,12 +199,12 @@ def result_lines(
     one reaches the other. Then the other metrics and notes of each task, a line each."""
     heads = [*HEADS, *(other.name for other in others)]
     rows, chances = [], []
-    found = [(note, score) for note in notes for score in _scores(note, further=bool(others))]
-    for note, score in found:
-        beside = [other.score(note, score) for other in others]
-        marked = [one for one in beside if one and apart(score, one)]
+    scored = [(note, score) for note in notes for score in _scores(note, further=bool(others))]
+    for note, score in scored:
+        others_scores = [other.score(note, score) for other in others]
+        marked = [one for one in others_scores if one and apart(score, one)]
         chances += [(by_chance(score, one), score.seeds, one.seeds) for one in marked]
-        rows.append([*score.cells, *(_cell(one, one in marked) for one in beside)])
+        rows.append([*score.cells, *(_cell(one, one in marked) for one in others_scores)])
     lines = markdown(heads, rows).splitlines() if as_markdown else _aligned([heads, *rows])
     if chances:
         chance, *seeds = max(chances)

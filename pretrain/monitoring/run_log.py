@@ -24,9 +24,10 @@ from pretrain.distributed.engine import Engine
 from pretrain.distributed.watchdog import hang_in
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.terminal import open_view
-from pretrain.monitoring.tracker import cause_of, disk_nearly_full, open_tracker
+from pretrain.monitoring.tracker import disk_nearly_full, open_tracker
 from pretrain.preflight.check_run import BYTES_PER_WEIGHT, DISK_MARGIN, Plan
 from pretrain.preflight.step_time import peak_flops, peak_source
+from pretrain.run.causes import OUTLIER, cause_of
 from pretrain.run.events import (
     HANG,
     NOT_SAVED,
@@ -455,7 +456,7 @@ class RunLog:
 
     def _say_once(self, words: str, step: int) -> None:
         """Print a line for people; a persistent problem is reported when it begins, while every log line has it."""
-        kind = words if words.startswith("an outlier") else " ".join(words.split()[:2])
+        kind = words if cause_of(words) == OUTLIER else " ".join(words.split()[:2])
         if kind not in self._said:
             self._said.add(kind)
             self._view.slowdown(step, words)

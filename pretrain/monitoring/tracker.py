@@ -5,7 +5,6 @@ the run's own `step` axis. No W&B failure ends the training: after the first fai
 and the next attempt or `maskmill sync` sends the rest. tensorboard.py writes the event files.
 """
 
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from pretrain.monitoring.wandb_run import (
     why,
     why_offline,
 )
+from pretrain.run.causes import HINTS, OUTLIER, SERIOUS
 from pretrain.run.events import (
     ALERTED,
     Uploaded,
@@ -91,42 +91,8 @@ def open_tracker(
 # sent in `monitor.alert_every` seconds, over all attempts of a run: a run that crashes every minute sends only one.
 
 
-SERIOUS = ("failed", "disk", "hang", "not saved")
-"""Causes that end a run, are about to, or lose what it does from now on."""
 CHECKPOINTS_OF_ROOM = 2
 """The disk counts as nearly full if fewer than this many checkpoints fit."""
-
-ADVICE = {
-    "nan": "One such batch is skipped and does no harm; if they continue, lower optim.lr or use train.precision=bf16.",
-    "spike": "One spike does no harm where train.on_spike skips it; if they continue, lower optim.lr or look at the "
-    "data of the skipped batches (events.jsonl).",
-    "data stall": "Put the shards on a faster disk or nearer to the machine, or give each rank more cores.",
-    "slow rank": "Look at that rank's machine (clocks, temperature, other processes); under Slurm leave its node out "
-    "with --exclude.",
-    "damaged": "Prepare the named shard again, or restore it; `maskmill inspect SHARDS` finds all that are damaged.",
-    "disk": "Make room now, or lower checkpoint.keep: a checkpoint that does not fit is given up, and a crash then "
-    "loses the steps since the one before.",
-    "not saved": "Training goes on and tries again at the next checkpoint; until one is saved, a crash loses the steps "
-    "since the newest one. Make room, or look at the disk that the line names.",
-    "not mirrored": "The checkpoint is whole in the run folder; the next one, or the next start, tries the copy again. "
-    "Look at the object store, its credentials and the network.",
-    "hang": "Every rank has written its stack to logs/rank-N.log: the one whose stack is not in a collective is the "
-    "cause. The run goes on from its newest checkpoint where run.restarts or the job starts it again; if it recurs, "
-    "leave that machine out, or raise the limit that the line names.",
-    "restart": "It resumes by itself from the newest checkpoint; if it recurs, read logs/rank-N.log in the run "
-    "folder.",
-    "failed": "Read the line above and logs/rank-N.log in the run folder; rerun the same command to resume from the "
-    "newest checkpoint.",
-}
-"""What to do about each cause."""
-
-_SIGNS = (
-    ("nan", re.compile(r"gradient of batch \d+ is not finite")),
-    ("spike", re.compile(r"loss of batch \d+ is a spike")),
-    ("data stall", re.compile(r"^waiting for data")),
-    ("slow rank", re.compile(r"^rank \d+ is \S+ slower")),
-    ("damaged", re.compile(r"no example of batch \d+ can be read")),
-)
 
 
 class Alert(NamedTuple):
@@ -135,12 +101,6 @@ class Alert(NamedTuple):
     title: str
     text: str
     serious: bool
-
-
-def cause_of(text: str) -> str:
-    """Return the key of ADVICE that matches a line about skipped steps or slowdowns; empty if it needs no alert, such
-    as a single slow step."""
-    return next((cause for cause, sign in _SIGNS if sign.search(text)), "")
 
 
 class Alerts:
@@ -154,10 +114,10 @@ class Alerts:
         self._sent = {event.get("cause"): time_of(event).timestamp() for event in alerts}
 
     def due(self, cause: str, text: str) -> Alert | None:
-        """Return the alert to send now; None for an unknown cause, one that was sent recently, or with alerts switched
-        off."""
+        """Return the alert to send now; None for an unknown cause, a single slow step, one that was sent recently, or
+        with alerts switched off."""
         now = self._clock()
-        if not text or cause not in ADVICE or not self.every:
+        if not text or cause not in HINTS or cause == OUTLIER or not self.every:
             return None
         last = self._sent.get(cause)
         if last is not None and 0 <= now - last < self.every:  # negative: the clock was set back since
@@ -165,7 +125,7 @@ class Alerts:
         self._sent[cause] = now
         with suppress(OSError):  # the full disk may be the cause
             append_event(self._folder, ALERTED, at=datetime.fromtimestamp(now, UTC), cause=cause)
-        return Alert(f"{self._name}: {cause}", f"{text}\n{ADVICE[cause]}", cause in SERIOUS)
+        return Alert(f"{self._name}: {cause}", f"{text}\n{HINTS[cause]}", cause in SERIOUS)
 
 
 def disk_nearly_full(folder: Path, checkpoint_bytes: float) -> str:

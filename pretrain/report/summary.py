@@ -14,6 +14,7 @@ from pretrain.report.charts import text
 from pretrain.report.history import last_sign
 from pretrain.report.record import Points, RunRecord
 from pretrain.report.statistics import splits_of
+from pretrain.run.causes import HINTS, OUTLIER, cause_of
 from pretrain.run.events import HANG
 from pretrain.run.files import number
 from pretrain.run.human import duration
@@ -36,8 +37,13 @@ from pretrain.run.time_budget import SHARE, phase_at, phases_in, seconds_left
 
 MANY = 0.05
 """Share of batches from which skipped ones are serious."""
-SLOWDOWN_SHARES, MIN_SLOW_LINES = {"waiting for data": 0.05, "rank": 0.1, "an outlier": 0.1}, 5
-"""Share and number of log lines from which slowdowns are reported: ranks always jitter a little."""
+SLOWDOWNS = {
+    "data stall": ("Ranks waited for data", 0.05),
+    "slow rank": ("One rank was slower than the others", 0.1),
+    OUTLIER: ("Single steps took much longer than the others", 0.1),
+}
+"""Cause -> what it is called, and the fraction of log lines from which it is reported: ranks always jitter a little."""
+MIN_SLOW_LINES = 5
 WORSE = 0.02
 """Rise of the held-out loss above its minimum, as a share, from which overfitting is reported."""
 
@@ -79,14 +85,14 @@ def _ends(run: RunRecord) -> Iterator[Advice]:
     if run.not_saved:
         yield Advice(
             f"The newest checkpoint could not be saved: {redact(run.not_saved)}.",
-            "Make room, or look at the disk. Until a save succeeds, a crash loses the steps since the newest one.",
+            HINTS["not saved"],
             grave=True,
         )
     if hangs := [event for event in run.events if event.get("event") == HANG]:
         count = "once" if len(hangs) == 1 else f"{len(hangs):,} times"
         yield Advice(
             f"The run hung {count} and was ended: {redact(str(hangs[-1].get('text') or ''))}.",
-            "Every rank's stack is in logs/rank-N.log; the rank that waits for no other is the cause.",
+            HINTS["hang"],
         )
     if len(run.lost) > 0:
         count = "One attempt" if len(run.lost) == 1 else f"{len(run.lost)} attempts"
@@ -136,7 +142,7 @@ def _batches(run: RunRecord) -> Iterator[Advice]:
     if damaged:
         yield Advice(
             f"{text(damaged)} examples could not be read and were left out.",
-            "maskmill inspect on the shards names the damaged ones; prepare them again.",
+            HINTS["damaged"],
             grave=True,
         )
 
@@ -171,19 +177,12 @@ def _risen(points: Points) -> float | None:
 
 def _speed(run: RunRecord) -> Iterator[Advice]:
     lines = max((len(points.steps) for points in run.train.values()), default=0)
-    hints = {
-        "waiting for data": ("Ranks waited for data", "More CPU cores a rank, or shards on a faster disk."),
-        "rank": ("One rank was slower than the others", "See which one below, and look at its machine."),
-        "an outlier": (
-            "Single steps took much longer than the others",
-            "A shared machine, a slow disk, the network.",
-        ),
-    }
-    for start, (what, hint) in hints.items():
-        steps = {step for step, words in run.slowdowns if words.startswith(start)}
-        if lines and len(steps) >= max(MIN_SLOW_LINES, SLOWDOWN_SHARES[start] * lines):
-            last = next(words for _, words in reversed(run.slowdowns) if words.startswith(start))
-            yield Advice(f"{what} in {len(steps):,} of {lines:,} log lines.", f"{hint} Newest: {last}.")
+    for cause, (what, least) in SLOWDOWNS.items():
+        slow = [(step, words) for step, words in run.slowdowns if cause_of(words) == cause]
+        steps = {step for step, _ in slow}
+        if lines and len(steps) >= max(MIN_SLOW_LINES, least * lines):
+            hint = f"{HINTS[cause]} Newest: {slow[-1][1]}."
+            yield Advice(f"{what} in {len(steps):,} of {lines:,} log lines.", hint)
 
 
 def _files(run: RunRecord) -> Iterator[Advice]:

@@ -12,9 +12,10 @@ from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.distributed.world import World
 from pretrain.monitoring import tracker, wandb_run
 from pretrain.monitoring import tracker as monitor
-from pretrain.monitoring.tracker import ADVICE, Alerts, cause_of, disk_nearly_full
+from pretrain.monitoring.tracker import Alerts, disk_nearly_full
 from pretrain.monitoring.wandb_run import by_layer, by_rank, point_of
 from pretrain.run import metrics_log
+from pretrain.run.causes import HINTS, OUTLIER, cause_of
 from pretrain.run.events import LINES_LOST, Uploaded, append_event, reconciled
 from pretrain.run.files import EVENTS, WANDB
 from pretrain.training.guard import Guard
@@ -232,13 +233,15 @@ def rank_pace(waited: float = 0.0, forward: float = 0.1) -> RankPace:
     return RankPace(9, 1.0, waited, forward, forward, Lap(9, 1.0, 0.0, forward, 1))
 
 
-def test_causes_are_told_from_what_the_run_really_says() -> None:
+def test_causes_are_told_from_what_the_run_really_says(tmp_path: Path) -> None:
     assert cause_of(refusal(spike=False)) == "nan"
     assert cause_of(refusal(spike=True)) == "spike"
     assert [cause_of(line) for line in slowdowns([rank_pace(waited=0.5)])] == ["data stall"]
     slow = slowdowns([rank_pace(), rank_pace(forward=0.9), rank_pace()])
     assert [cause_of(line) for line in slow] == ["slow rank"]
-    assert cause_of("an outlier: step 45 took 1,450 ms") == "", "one slow step disturbs nobody"
+    outlier = "an outlier: step 45 took 1,450 ms"
+    assert cause_of(outlier) == OUTLIER
+    assert Alerts(tmp_path, "run", 60.0).due(OUTLIER, outlier) is None, "one slow step disturbs nobody"
 
 
 def test_one_alert_a_cause_and_interval_over_all_attempts(tmp_path: Path) -> None:
@@ -247,7 +250,7 @@ def test_one_alert_a_cause_and_interval_over_all_attempts(tmp_path: Path) -> Non
     alert = first.due("nan", "the gradient of batch 3 is not finite")
     assert alert is not None
     assert alert.title == "run: nan"
-    assert alert.text == f"the gradient of batch 3 is not finite\n{ADVICE['nan']}"
+    assert alert.text == f"the gradient of batch 3 is not finite\n{HINTS['nan']}"
     assert first.due("nan", "again") is None
     assert first.due("spike", "another cause") is not None
     now += 59

@@ -243,7 +243,7 @@ def test_failed_saves_and_hangs_are_advice(tmp_path: Path) -> None:
     assert set(found) == {saves, hangs}
     assert found[saves].grave
     assert "a crash loses the steps since the newest one" in found[saves].hint
-    assert "the rank that waits for no other is the cause" in found[hangs].hint
+    assert "the one whose stack is not in a collective is the cause" in found[hangs].hint
     text = page_of(run).text
     assert saves in text
     assert hangs in text
