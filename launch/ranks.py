@@ -33,7 +33,7 @@ GLIBC_ENVIRONMENT = {
 """Environment of ranks, unless the user has set it."""
 ALLOCATOR = "tcmalloc_minimal"
 """Replaces glibc's allocator if installed: glibc's heap keeps growing while micro-batches differ in length, this one
-does not (docs/evidence/benchmarks.md)."""
+does not (docs/evidence/benchmarks_cpu.md)."""
 ALLOCATOR_ENVIRONMENT = {"TCMALLOC_RELEASE_RATE": "0", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
 
 QUIET_CODES = (EXIT_USER_ERROR, EXIT_STOPPED)

@@ -57,7 +57,7 @@ def used_precision(wanted: str, device: torch.device, *, fine_tuned: bool) -> st
 
 def tokens_per_pass(device: torch.device) -> int:
     """Return how many tokens a forward pass without gradients takes: on a CPU what its caches hold, since 8,192 take up
-    to twice as long there (docs/evidence/benchmarks.md), elsewhere enough for the device to be busy."""
+    to twice as long there (docs/evidence/benchmarks_cpu.md), elsewhere enough for the device to be busy."""
     return 8192 if _is_gpu(device) else 1024
 
 

@@ -136,7 +136,7 @@ def test_answers_do_not_depend_on_the_batch() -> None:
 
 
 def test_passes_of_scoring_fit_a_cpus_caches() -> None:
-    """8,192 tokens take up to twice as long there; see docs/evidence/benchmarks.md."""
+    """8,192 tokens take up to twice as long there; see docs/evidence/benchmarks_cpu.md."""
     one, passes = tuner(), []
     one.model.register_forward_pre_hook(
         lambda module, args, batch: passes.append(batch["input_ids"].numel()), with_kwargs=True
