@@ -17,7 +17,7 @@ from pretrain.config.encoder import ElectraSettings, EncoderSettings
 
 @dataclass
 class OptimSettings:
-    name: str = setting("lamb", one_of=("lamb", "adamw", "stable_adamw", "muon"))
+    name: str = setting("lamb", one_of="pretrain.optim.registry:OPTIMIZERS")
     """lamb, adamw, stable_adamw (AdamW at a lower rate where a tensor's second moment lags behind its gradient) or muon
     (orthogonal updates of the layers' matrices, AdamW for the rest; zero.stage 0 to 2)."""
     variant: str = setting("nvidia", one_of=("nvidia", "google", "paper"))
@@ -53,7 +53,7 @@ class OptimSettings:
 
 @dataclass
 class ScheduleSettings:
-    name: str = setting("linear", one_of=("linear", "polynomial", "nvidia", "cosine", "constant", "wsd"))
+    name: str = setting("linear", one_of="pretrain.optim.schedule:SCHEDULES")
     """linear, polynomial, nvidia (polynomial counted from step 0, as in NVIDIA's LAMB recipe), cosine, constant, wsd
     (warm-up, stable, decay)."""
     warmup: float = setting(0.1, at_least=0)
@@ -62,7 +62,7 @@ class ScheduleSettings:
     """Exponent of the polynomial and nvidia schedules."""
     decay: float = setting(0.2, at_least=0)
     """wsd: the fall at the end. Below 1: share of the steps; from 1 on: steps; 0: none."""
-    decay_shape: str = setting("one_minus_sqrt", one_of=("linear", "one_minus_sqrt"))
+    decay_shape: str = setting("one_minus_sqrt", one_of="pretrain.optim.schedule:DECAYS")
     """wsd: linear, or one_minus_sqrt, which falls faster at first."""
     decay_to: float = setting(0.0, at_least=0, at_most=1)
     """wsd: the share of the peak rate that the fall ends at."""

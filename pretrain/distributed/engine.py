@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
@@ -38,22 +37,21 @@ from pretrain.distributed.launch_env import resolve_precision
 from pretrain.distributed.partition_map import PartitionMap, build_partition_map, share_rank_0
 from pretrain.distributed.world import World
 from pretrain.model.torch_internals import scale_all
-from pretrain.optim.flat_layout import Collectives, Layout, Segment, squared_norm
-from pretrain.optim.lamb import FlatOptimizer, Lamb, check_kernels
-from pretrain.optim.muon import Muon
-from pretrain.optim.param_groups import build_optimizer, set_rate, trainable_parameters
+from pretrain.optim.base import BaseOptimizer, build_optimizer, set_rate, trainable_parameters
+from pretrain.optim.flat_layout import Collectives, Layout, Segment, Sharding, squared_norm
+from pretrain.optim.lamb import check_kernels
 
 # What an optimizer needs of the ranks: the layouts of its flat tensors, and collectives.
 
 
-def connect(optimizer: Optimizer, partition: PartitionMap, world: World) -> None:
-    """Tell an optimizer of ours how its tensors are cut; a no-op for torch's. Collective."""
-    collectives = collectives_of(world)
-    if isinstance(optimizer, FlatOptimizer):
-        optimizer.use_layouts(partition.layout_of, collectives.add if world.size > 1 else None)
-    if isinstance(optimizer, Muon):
-        layouts = layouts_of_ranks(partition, world)
-        optimizer.use_matrices(partition.shapes, lambda tensor: layouts[id(tensor)], collectives)
+def sharding_of(partition: PartitionMap, world: World) -> Sharding:
+    """Return how the optimizer's tensors are cut over the ranks."""
+    return Sharding(
+        partition.layout_of,
+        collectives_of(world),
+        partition.shapes,
+        lambda: layouts_of_ranks(partition, world),
+    )
 
 
 def collectives_of(world: World) -> Collectives:
@@ -94,7 +92,7 @@ class Engine:
     """The one object the training loop steps. Micro-batches: `backward(engine(batch), last=...)`, then `step()`."""
 
     def __init__(
-        self, deepspeed_engine: Any, optimizer: Optimizer, precision: str, clip: float, world: World
+        self, deepspeed_engine: Any, optimizer: BaseOptimizer, precision: str, clip: float, world: World
     ) -> None:
         self._engine, self._optimizer, self._clip = deepspeed_engine, optimizer, clip
         self._wrapper: Any = deepspeed_engine.optimizer
@@ -109,7 +107,7 @@ class Engine:
             self._wrapper, optimizer, deepspeed_engine.module, world.rank, world.size
         )
         """Named fragments of weights and moments: for saving and loading."""
-        connect(optimizer, self.partition, world)
+        optimizer.use_sharding(sharding_of(self.partition, world))
         deepspeed_patches.add_in_one_pass(self._wrapper)
         deepspeed_patches.keep_sums_of_one_rank(deepspeed_engine, world.size)
         deepspeed_patches.norm_on_flat_buffer(self._wrapper, world.device)
@@ -189,11 +187,11 @@ class Engine:
 
     def trust_ratios(self) -> dict[str, Tensor]:
         """Return LAMB's trust ratios of the last update by parameter; {} for other optimizers."""
-        return self._optimizer.trust_ratios() if isinstance(self._optimizer, Lamb) else {}
+        return self._optimizer.trust_ratios()
 
     def mean_trust_ratio(self) -> float | None:
         """Return the mean trust ratio; None before the first update and for other optimizers."""
-        mean = self._optimizer.mean_trust_ratio() if isinstance(self._optimizer, Lamb) else None
+        mean = self._optimizer.mean_trust_ratio()
         return None if mean is None else float(mean)
 
     SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

@@ -44,7 +44,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pretrain.distributed.world import World
-from pretrain.optim.flat_layout import MOMENTS, Fragment, Layout, Segment, whole
+from pretrain.optim.flat_layout import Fragment, Layout, Segment, whole
+from pretrain.optim.registry import MOMENTS
 
 KINDS = ("master", *MOMENTS)
 
@@ -217,10 +218,11 @@ def build_partition_map(
 
 
 def _moments(optimizer: Optimizer, tensor: Tensor) -> tuple[str, ...]:
-    """Return the moments of the group that holds a tensor. At stage 3 the groups are empty between steps, and all
-    optimizers that run there have Adam's."""
-    groups = (g for g in optimizer.param_groups if any(tensor is p for p in g["params"]))
-    return next(groups, {}).get("moments", MOMENTS)
+    """Return the moments of the group that holds a tensor. At stage 3 the groups are empty between steps; those of an
+    optimizer that runs there are alike."""
+    holders = (g for g in optimizer.param_groups if any(tensor is p for p in g["params"]))
+    moments: tuple[str, ...] = next(holders, optimizer.param_groups[0])["moments"]
+    return moments
 
 
 Names = dict[int, str]  # id of a parameter -> its name

@@ -25,7 +25,7 @@ from pretrain.distributed.watchdog import hang_in
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.terminal import open_view
 from pretrain.monitoring.tracker import disk_nearly_full, open_tracker
-from pretrain.preflight.check_run import BYTES_PER_WEIGHT, DISK_MARGIN, Plan
+from pretrain.preflight.check_run import Plan, checkpoint_bytes
 from pretrain.preflight.step_time import peak_flops, peak_source
 from pretrain.run.causes import OUTLIER, cause_of
 from pretrain.run.events import (
@@ -402,7 +402,7 @@ class RunLog:
         for words in figures["slowdowns"] or ():
             self._say_once(words, position.step)
             self._tracker.alert(cause_of(words), words)
-        size = self._summary["parameters"] * BYTES_PER_WEIGHT * DISK_MARGIN
+        size = checkpoint_bytes(self._config, self._summary["parameters"])
         self._tracker.alert("disk", disk_nearly_full(self._folder, size))
         self._step_stats.reset()
 

@@ -1,24 +1,20 @@
 """Describe how named parameters are placed in a flat tensor, and compute accurate squared norms of the pieces.
 
-Also defines the types shared by optimizer, kernels, partition map and checkpoints, without importing any of them, and
-`Uncompiled`, the base class of all optimizers.
+Also defines the types shared by optimizers, kernels, partition map and checkpoints, without importing any of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from inspect import unwrap
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 ROW = 1024
 """Number of elements summed in the tensor's own precision; the row sums are then added in float64."""
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Names of Adam's moments, in optimizer state and checkpoints; a parameter group may name others as `moments`."""
 TINY = torch.finfo(torch.float32).tiny
 """Least divisor of a squared gradient, since eps^2 may underflow."""
 
@@ -121,6 +117,21 @@ class Collectives(NamedTuple):
     here, so many elements of each, in their order."""
 
 
+ALONE = Collectives(0, 1, lambda values: None, lambda values, sent, due: values)
+
+
+class Sharding(NamedTuple):
+    """How an engine has cut the parameters over ranks into flat tensors."""
+
+    layout_of: Callable[[Tensor], Layout]
+    """What a flat tensor of this rank holds."""
+    collectives: Collectives = ALONE
+    shapes: Mapping[str, Sequence[int]] = MappingProxyType({})
+    """Shape of each parameter."""
+    layouts_of_ranks: Callable[[], Mapping[int, Sequence[Layout]]] = dict
+    """Gather each flat tensor's layouts on all ranks, by the tensor's id here. Collective."""
+
+
 def whole(name: str, numel: int) -> Layout:
     """Return the layout of a tensor that holds exactly one whole parameter."""
     return Layout((name,), (Segment(0, 0, numel, 0),) if numel else (), numel, split=False)
@@ -138,20 +149,3 @@ def squared_norm(values: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(values[: rows * ROW].view(rows, ROW), dim=1)
         total += norms.double().square().sum()
     return total
-
-
-class Uncompiled(Optimizer):
-    """An optimizer without torch's wrappers around what a run calls.
-
-    torch wraps methods of its optimizers so that code compiled around them leaves them out, and the wrappers import the
-    compiler at their first call, whether anything is compiled or not: more than a second on each rank. A run compiles
-    its model and never its optimizer."""
-
-    add_param_group = unwrap(Optimizer.add_param_group)
-    zero_grad = unwrap(Optimizer.zero_grad)
-
-
-class AdamW(Uncompiled, torch.optim.AdamW):
-    """torch's AdamW, bit for bit, whose step computes no gradient of its own (`differentiable`)."""
-
-    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))

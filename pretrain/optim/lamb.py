@@ -19,16 +19,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from data_pipeline.errors import UserError
+from pretrain.config.settings import OptimSettings
+from pretrain.optim.base import BaseOptimizer, Group, by_shape, trainable_parameters
 from pretrain.optim.flat_layout import (
     TINY,
     Coefficients,
     Layout,
     Passes,
+    Sharding,
     Sums,
-    Uncompiled,
     squared_norm,
     whole,
 )
@@ -165,40 +167,24 @@ def _by_parameter(layout: Layout, device: torch.device, of_piece: Callable[[slic
 # What LAMB, StableAdamW and Muon share: layouts, and the phases of a step.
 
 
-Group = dict[str, Any]
-
-
-class FlatOptimizer(Uncompiled):
-    """AdamW over plain tensors, or over the flat tensors of a sharding engine after `use_layouts`; subclasses set
-    `sums_of` and `factors`.
+class FlatOptimizer(BaseOptimizer):
+    """AdamW by the two passes; subclasses set `sums_of` and `factors`.
 
     `step` overwrites the gradients with the updates. State per tensor: `exp_avg`, `exp_avg_sq`, and `step`, its
     number of updates so far.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        bias_correction: bool = True,
-        kernels: str = "auto",
-    ) -> None:
-        """Set up the groups. `kernels`: see pretrain.optim.lamb.choose."""
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self._bias_correction, self._kernels = bias_correction, kernels
-        self._layout_of: Callable[[Tensor], Layout] | None = None
-        self._sum_over_ranks: Callable[[Tensor], None] | None = None
+    def __init__(self, params: Iterable[Any], settings: OptimSettings, kernels: str = "auto") -> None:
+        """Set up the groups. `kernels`: see `choose`."""
+        super().__init__(params, settings)
+        self._bias_correction, self._kernels = True, kernels
+        self._sharding: Sharding | None = None
         self._latest: dict[int, tuple[tuple[str, ...], Tensor]] = {}
         """Names and factors of the last update, by id of the tensor."""
 
-    def use_layouts(
-        self, layout_of: Callable[[Tensor], Layout], sum_over_ranks: Callable[[Tensor], None] | None
-    ) -> None:
-        """Set the function that returns a tensor's layout; `sum_over_ranks` sums a small tensor over ranks in place."""
-        self._layout_of, self._sum_over_ranks = layout_of, sum_over_ranks
+    def use_sharding(self, sharding: Sharding) -> None:
+        """Update flat tensors that are cut so, from the next step on."""
+        self._sharding = sharding
         self._latest.clear()
 
     def sums_of(self, group: Group) -> Sums:
@@ -236,8 +222,8 @@ class FlatOptimizer(Uncompiled):
             passes.apply(tensor, tensor.grad, layout, own, group["lr"])
 
     def _layout(self, group: Group, position: int, tensor: Tensor) -> Layout:
-        if self._layout_of is not None:
-            return self._layout_of(tensor)
+        if self._sharding is not None:
+            return self._sharding.layout_of(tensor)
         index = next(i for i, other in enumerate(self.param_groups) if other is group)
         return whole(f"{index}.{position}", tensor.numel())
 
@@ -259,16 +245,18 @@ class FlatOptimizer(Uncompiled):
         if not any(own.shape[1] for own in given):
             return [None] * len(tensors)
         sums = torch.cat(given, dim=1)
-        if self._sum_over_ranks is not None and any(
-            layout.split for layout, own in tensors if own is not None
+        if (
+            self._sharding is not None
+            and self._sharding.collectives.size > 1
+            and any(layout.split for layout, own in tensors if own is not None)
         ):
-            self._sum_over_ranks(sums)
+            self._sharding.collectives.add(sums)
         parts = iter(self.factors(sums).split([own.shape[1] for own in given]))
         return [None if own is None else next(parts) for _, own in tensors]
 
 
 class Lamb(FlatOptimizer):
-    """LAMB over plain tensors, or over the flat tensors of a sharding engine after `use_layouts`.
+    """LAMB: Adam's direction times a trust ratio of each parameter.
 
     You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes". Weight decay is inside
     the update. Three variants are in use (`optim.variant`):
@@ -283,23 +271,26 @@ class Lamb(FlatOptimizer):
     kernel does the same inside the optimizer.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        bias_correction: bool = True,
-        trust_clamp: tuple[float, float] | None = None,
-        kernels: str = "auto",
-    ) -> None:
+    def __init__(self, params: Iterable[Any], settings: OptimSettings, kernels: str = "auto") -> None:
         """Set up LAMB. A group has trust ratios if `trust` is True, or if `trust` is absent and it has weight
-        decay. `kernels`: see pretrain.optim.lamb.choose."""
-        super().__init__(params, lr, betas, eps, weight_decay, bias_correction, kernels)
+        decay."""
+        super().__init__(params, settings, kernels)
         for group in self.param_groups:
             group.setdefault("trust", group["weight_decay"] != 0)
-        self._trust_clamp = trust_clamp
+        self._bias_correction = settings.variant != "google"
+        self._trust_clamp = settings.trust_clamp
+
+    @classmethod
+    def groups(cls, model: nn.Module, settings: OptimSettings) -> list[Group]:
+        """Return the groups by shape; in the paper's variant, which excludes nothing, one with decay and trust ratios
+        for all."""
+        decayed, plain = by_shape(model, settings)
+        if settings.variant == "paper":
+            params = list(trainable_parameters(model).values())
+            return [{"params": params, "weight_decay": settings.weight_decay, "trust": True}]
+        if settings.variant == "google":  # by exclusion, not by the value of the decay
+            decayed["trust"], plain["trust"] = True, False
+        return [decayed, plain]
 
     def sums_of(self, group: Group) -> Sums:
         """Return the norms where there are trust ratios."""
@@ -309,7 +300,10 @@ class Lamb(FlatOptimizer):
         """Compute ||w|| / ||u|| per parameter, 1 if either norm is 0."""
         weights, updates = sums.sqrt()
         ratios = torch.where((weights > 0) & (updates > 0), weights / updates, torch.ones_like(weights))
-        return ratios if self._trust_clamp is None else ratios.clamp(*self._trust_clamp)
+        if not self._trust_clamp:
+            return ratios
+        least, largest = self._trust_clamp
+        return ratios.clamp(least, largest)
 
     def trust_ratios(self) -> dict[str, Tensor]:
         """Return the last update's trust ratios by parameter name: float64 scalars, no device sync."""
@@ -325,8 +319,7 @@ class Lamb(FlatOptimizer):
 
 
 class StableAdamW(FlatOptimizer):
-    """StableAdamW over plain tensors, or over the flat tensors of a sharding engine after `use_layouts`: AdamW whose
-    rate is lowered where the second moment lags behind the gradient.
+    """StableAdamW: AdamW whose rate is lowered where the second moment lags behind the gradient.
 
     Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-language models" (arXiv 2304.13013),
     Algorithm 2. For each parameter tensor, with v after this step's update and both moments bias-corrected:
@@ -338,18 +331,6 @@ class StableAdamW(FlatOptimizer):
     As in the paper every tensor is treated, biases included, and the decay is lowered with the rate. The paper corrects
     the bias by betas that grow from 0; the corrected moments are the same.
     """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        kernels: str = "auto",
-    ) -> None:
-        """Set up StableAdamW. `kernels`: see pretrain.optim.lamb.choose."""
-        super().__init__(params, lr, betas, eps, weight_decay, kernels=kernels)
 
     def sums_of(self, group: Group) -> Sums:
         """Return the sums of the RMS, for every group."""

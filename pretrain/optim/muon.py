@@ -12,6 +12,9 @@ large as AdamW's are (Liu et al. 2025, "Muon is Scalable for LLM Training", arXi
 
 Momentum is elementwise and needs no other rank. A matrix cut over ranks is orthogonalised whole, by one rank
 (`Exchange`), so that the result does not depend on the cut.
+
+Matrices are the weights of linear layers. Embeddings, and with them the projections to the vocabulary that are tied to
+them, predictors of labels (a matrix of fewer than MIN_SIDE rows or columns), vectors and all else are AdamW's.
 """
 
 import math
@@ -19,10 +22,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pretrain.optim.flat_layout import Collectives, Layout
-from pretrain.optim.lamb import FlatOptimizer, Group
+from pretrain.config.settings import OptimSettings
+from pretrain.optim.base import Group, by_shape
+from pretrain.optim.flat_layout import ALONE, Collectives, Layout, Sharding
+from pretrain.optim.lamb import FlatOptimizer
 
 # The exchange: bring matrices that are cut over ranks whole to one rank each, and hand the results back.
 
@@ -180,13 +185,12 @@ def _slice(matrix: Tensor, part: Part) -> Tensor:
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of Jordan's quintic: steep at 0, so that five iterations bring small singular values near 1, to 0.7 to 1.2."""
 LEAST_NORM = 1e-7
-MUON_MOMENTS = ("exp_avg",)
-"""The moments of a matrix, in optimizer state and checkpoints: an average of gradients, as Adam's first."""
+MIN_SIDE = 8
+"""Fewest rows and columns of a matrix of Muon's: one of three labels' rows has nothing to orthogonalise."""
 FACTORS: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
-ALONE = Collectives(0, 1, lambda values: None, lambda values, sent, due: values)
 
 
 def orthogonalize(matrix: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
@@ -204,45 +208,38 @@ def orthogonalize(matrix: Tensor, iterations: int, dtype: torch.dtype) -> Tensor
 
 
 class Muon(FlatOptimizer):
-    """Muon for the groups with `matrices` True, AdamW for the others; over plain tensors, or over the flat tensors of a
-    sharding engine after `use_layouts` and `use_matrices`.
+    """Muon for the groups with `matrices` True, AdamW for the others.
 
-    State of a tensor of matrices: `exp_avg`, and `step`; of others: see FlatOptimizer.
+    State of a tensor of matrices: `exp_avg`, an average of gradients as Adam's first, and `step`; of others: see
+    FlatOptimizer.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        iterations: int = 5,
-        rate: str = "match_rms_adamw",
-        lr_ratio: float = 1.0,
-        dtype: torch.dtype = torch.float32,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        kernels: str = "auto",
-    ) -> None:
-        """Set up Muon. `rate`: one of FACTORS; `lr_ratio`: the matrices' lr over the groups'; `dtype`: of the
-        orthogonalisation; `betas`, `eps`, `kernels`: AdamW's, see FlatOptimizer."""
-        super().__init__(params, lr, betas, eps, weight_decay, kernels=kernels)
-        self._momentum, self._nesterov, self._iterations = momentum, nesterov, iterations
-        self._factor, self._lr_ratio, self._dtype = FACTORS[rate], lr_ratio, dtype
-        self._shapes: Mapping[str, Sequence[int]] = {}
-        self._layouts_of: Callable[[Tensor], Sequence[Layout]] | None = None
-        self._collectives = ALONE
+    def __init__(self, params: Iterable[Any], settings: OptimSettings, kernels: str = "auto") -> None:
+        """Set up Muon."""
+        super().__init__(params, settings, kernels)
+        self._momentum, self._nesterov = settings.muon_momentum, settings.muon_nesterov
+        self._iterations, self._factor = settings.muon_iterations, FACTORS[settings.muon_rate]
+        self._dtype = torch.bfloat16 if settings.muon_precision == "bf16" else torch.float32
+        self._layouts_of_ranks: Mapping[int, Sequence[Layout]] = {}
         self._exchanges: dict[tuple[int, ...], Exchange] = {}
 
-    def use_matrices(
-        self,
-        shapes: Mapping[str, Sequence[int]],
-        layouts_of: Callable[[Tensor], Sequence[Layout]],
-        collectives: Collectives,
-    ) -> None:
-        """Set the shapes by parameter name, and the function that returns a tensor's layouts on all ranks."""
-        self._shapes, self._layouts_of, self._collectives = shapes, layouts_of, collectives
+    @classmethod
+    def groups(cls, model: nn.Module, settings: OptimSettings) -> list[Group]:
+        """Return the matrices, and the groups by shape of the others."""
+        tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+        linear = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
+        hidden = linear - tables
+        decayed, plain = by_shape(model, settings)
+        matrices = [p for p in decayed["params"] if id(p) in hidden and min(p.shape) >= MIN_SIDE]
+        taken = set(map(id, matrices))
+        decayed["params"] = [p for p in decayed["params"] if id(p) not in taken]
+        first = {"params": matrices, "weight_decay": settings.weight_decay}
+        return [{**first, "matrices": True, "lr_ratio": settings.muon_lr_ratio}, decayed, plain]
+
+    def use_sharding(self, sharding: Sharding) -> None:
+        """Update matrices that are cut so, from the next step on. Collective."""
+        super().use_sharding(sharding)
+        self._layouts_of_ranks = sharding.layouts_of_ranks()
         self._exchanges.clear()
 
     def _step_groups(self, groups: list[Group]) -> None:
@@ -260,7 +257,7 @@ class Muon(FlatOptimizer):
         updates = [self._direction(tensor) for _, tensor in tensors]
         exchange = self._exchange([tensor for _, tensor in tensors], layouts, shapes)
         exchange.run(updates, lambda matrix: orthogonalize(matrix, self._iterations, self._dtype))
-        lr = group["lr"] * self._lr_ratio
+        lr = group["lr"] * group.get("lr_ratio", 1.0)
         for layout, shape, update, (_, tensor) in zip(layouts, shapes, updates, tensors, strict=True):
             tensor.mul_(1 - lr * group["weight_decay"])
             for index, start, length, _ in layout.segments:
@@ -282,9 +279,10 @@ class Muon(FlatOptimizer):
         return gradient.view(-1)
 
     def _shapes_of(self, layout: Layout, tensor: Tensor) -> dict[str, Shape]:
+        shapes = self._sharding.shapes if self._sharding else {}
         found = {}
         for name in layout.names:
-            rows, columns = self._shapes.get(name, tensor.shape)
+            rows, columns = shapes.get(name, tensor.shape)
             found[name] = (rows, columns)
         return found
 
@@ -293,9 +291,11 @@ class Muon(FlatOptimizer):
     ) -> Exchange:
         key = tuple(map(id, tensors))
         if key not in self._exchanges:
-            by_rank = (
-                [[one] for one in layouts] if self._layouts_of is None else map(self._layouts_of, tensors)
-            )
+            by_rank = [
+                self._layouts_of_ranks.get(id(tensor), [layout])
+                for tensor, layout in zip(tensors, layouts, strict=True)
+            ]
             together = {name: shape for one in shapes for name, shape in one.items()}
-            self._exchanges[key] = Exchange(matrices_of(list(by_rank), together), self._collectives)
+            collectives = self._sharding.collectives if self._sharding else ALONE
+            self._exchanges[key] = Exchange(matrices_of(by_rank, together), collectives)
         return self._exchanges[key]

@@ -39,6 +39,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import resolve_precision, sees_gpus
 from pretrain.objectives.registry import load, registered
 from pretrain.objectives.teacher import check_teacher, has_teacher, teacher_identity
+from pretrain.optim.registry import optimizer_record
 from pretrain.run.human import in_bytes
 from pretrain.run.time_budget import shares_digest
 
@@ -385,13 +386,16 @@ def run_identity(plans: list[Plan]) -> dict[str, Any]:
 
 # Disk space for a run's checkpoints. Counting parameters takes torch: `surely_has_room` needs their upper bound alone.
 
-BYTES_PER_WEIGHT = 12
-"""Bytes per parameter in a checkpoint: the weight and both moments, fp32. At most: Muon has one moment of a matrix."""
 DISK_MARGIN = 1.02
 """Bytes for the rest of a checkpoint, metrics and the report."""
 MAX_PARAMETERS_PER_MATRIX_ELEMENT = 3
 """Upper bound of the ratio of all parameters to those of the encoder's matrices: biases, norms, heads, a second
 model."""
+
+
+def checkpoint_bytes(config: RunConfig, parameters: float) -> float:
+    """Return the bytes of a checkpoint of a model with so many parameters, at most."""
+    return parameters * optimizer_record(config.optim.name).checkpoint_bytes * DISK_MARGIN
 
 
 def surely_has_room(config: RunConfig, vocabulary_size: int) -> bool:
@@ -401,14 +405,8 @@ def surely_has_room(config: RunConfig, vocabulary_size: int) -> bool:
     layer = 4 * hidden * hidden + products * hidden * encoder.intermediate
     width = max(hidden, encoder.embedding_width)
     matrices = encoder.layers * layer + (vocabulary_size + encoder.max_positions + 2 * hidden) * width
-    wanted = (
-        matrices
-        * MAX_PARAMETERS_PER_MATRIX_ELEMENT
-        * BYTES_PER_WEIGHT
-        * DISK_MARGIN
-        * (most_kept(config) + 1)
-    )
-    return wanted <= shutil.disk_usage(_existing(Path(config.run.dir))).free
+    size = checkpoint_bytes(config, matrices * MAX_PARAMETERS_PER_MATRIX_ELEMENT)
+    return size * (most_kept(config) + 1) <= shutil.disk_usage(_existing(Path(config.run.dir))).free
 
 
 def check_room(config: RunConfig, parameters: int) -> str:
@@ -416,7 +414,7 @@ def check_room(config: RunConfig, parameters: int) -> str:
     are kept, plus the next one, which is written before the oldest is deleted."""
     folder = Path(config.run.dir)
     there, made, kept = len(checkpoints(folder)), checkpoints_made(config), most_kept(config)
-    size = parameters * BYTES_PER_WEIGHT * DISK_MARGIN
+    size = checkpoint_bytes(config, parameters)
     wanted = size * max(1, min(made, kept + 1) - there)
     free = shutil.disk_usage(_existing(folder)).free
     if wanted > free:
@@ -426,7 +424,7 @@ def check_room(config: RunConfig, parameters: int) -> str:
             where=folder,
             remedy="make room, choose another run.dir, or keep fewer: checkpoint.keep, checkpoint.keep_every",
         )
-    most = "at most " if config.optim.name == "muon" else ""
+    most = "at most " if optimizer_record(config.optim.name).matrix_moments else ""
     return f"checkpoints of {most}{in_bytes(size)}, {kept} kept; {in_bytes(free)} free"
 
 

@@ -34,8 +34,7 @@ from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.model.torch_internals import TorchDispatchMode, tree_leaves
 from pretrain.objectives.registry import load
-from pretrain.optim.flat_layout import MOMENTS
-from pretrain.optim.param_groups import parameter_groups
+from pretrain.optim.base import parameter_groups
 
 # The memory and the operations of a forward and backward pass.
 
@@ -256,7 +255,7 @@ def _states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> 
     stage, half = config.zero.stage, precision != "fp32"
     built = parameter_groups(model, config.optim)
     groups = [[p.numel() for p in group["params"]] for group in built]
-    kept = [4 * len(group.get("moments", MOMENTS)) for group in built]  # bytes of moments per parameter
+    kept = [4 * len(group["moments"]) for group in built]  # bytes of moments per parameter
     count = sum(map(sum, groups))
     if stage == 0:
         masters = 4 * count if half else 0

@@ -25,6 +25,7 @@ from pretrain.config.encoder import VARIANTS, EncoderSettings
 from pretrain.config.phases import batch_sizes
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import OBJECTIVES, keeps_memory, registered
+from pretrain.optim.registry import optimizer_record
 from pretrain.optim.schedule import updates
 
 # Rules of the data: what fits the objective, and what exact mode supports.
@@ -326,7 +327,7 @@ def place_rules(config: RunConfig) -> list[Rule]:
 def training_rules(config: RunConfig) -> list[Rule]:
     """List what batch, optimizer, precision, ZeRO and probe cannot be together."""
     train, zero, betas, clamp = config.train, config.zero, config.optim.betas, config.optim.trust_clamp
-    streams, ranks = config.data.streams, config.run.ranks
+    streams, ranks, optimizer = config.data.streams, config.run.ranks, optimizer_record(config.optim.name)
     sizes = {"global_batch": train.global_batch, "batch_ramp_from": train.batch_ramp_from}
     return [
         Rule(
@@ -371,14 +372,14 @@ def training_rules(config: RunConfig) -> list[Rule]:
             "such as [0, 10], or leave it out",
         ),
         Rule(
-            config.optim.decoupled_decay and config.optim.name == "lamb",
-            "optim.decoupled_decay=true with optim.name=lamb, whose trust ratio scales the decay with the update",
+            config.optim.decoupled_decay and "decoupled_decay" not in optimizer.settings,
+            f"optim.decoupled_decay=true with optim.name={config.optim.name}, which does not read it",
             "another optim.name, or leave it out",
         ),
         Rule(
-            config.optim.name == "muon" and zero.stage == 3,
-            "optim.name=muon with zero.stage=3, which cuts every matrix over all ranks",
-            "zero.stage=2, or another optim.name",
+            zero.stage not in optimizer.zero_stages,
+            f"optim.name={config.optim.name} with zero.stage={zero.stage}, at which it does not run",
+            f"zero.stage={optimizer.zero_stages[-1]}, or another optim.name",
         ),
         Rule(
             zero.offload != "none" and zero.stage == 0,

@@ -14,7 +14,8 @@ from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import FILES
 from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
 from pretrain.config.encoder import MAY_CHANGE, TRAINING_ONLY, EncoderSettings
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import OptimSettings, RunConfig
+from pretrain.optim.registry import optimizer_record
 from pretrain.preflight.check_run import Plan, identity_of
 from pretrain.run.folder import model_folders, refuse_another
 
@@ -94,10 +95,15 @@ def refuse_another_model(checkpoint: Checkpoint, plan: Plan) -> None:
     ours = {key: value for key, value in identity_of(plan.phase.config, plan).items() if key in MODEL}
     theirs = checkpoint.state["identity"]
     refuse_another(theirs, ours, checkpoint.folder, "choose another init_from")
-    config = plan.phase.config
-    if config.init_moments and theirs.get("optim.name") == "muon" != config.optim.name:
-        raise UserError(
-            f"Muon keeps one moment of a matrix, optim.name={config.optim.name} needs two",
-            where=checkpoint.folder,
-            remedy="init_moments=false, or optim.name=muon",
-        )
+    if not plan.phase.config.init_moments:
+        return
+    name, before = plan.phase.config.optim.name, theirs.get("optim.name", OptimSettings().name)
+    for matrices in (False, True):
+        needed, kept = (set(optimizer_record(one).moments_of(matrices=matrices)) for one in (name, before))
+        if needed - kept:
+            raise UserError(
+                f"optim.name={name} needs moments that optim.name={before} does not keep of every parameter: "
+                f"{', '.join(sorted(needed - kept))}",
+                where=checkpoint.folder,
+                remedy=f"init_moments=false, or optim.name={before}",
+            )

@@ -35,9 +35,9 @@ from torch import Tensor  # noqa: E402
 
 from pretrain.config.encoder import EncoderSettings  # noqa: E402
 from pretrain.config.settings import OptimSettings, RunConfig  # noqa: E402
-from pretrain.optim.flat_layout import Layout, Segment  # noqa: E402
+from pretrain.optim.base import parameter_groups  # noqa: E402
+from pretrain.optim.flat_layout import Layout, Segment, Sharding  # noqa: E402
 from pretrain.optim.lamb import Lamb, choose  # noqa: E402
-from pretrain.optim.param_groups import parameter_groups  # noqa: E402
 from pretrain.preflight.memory import meta_model  # noqa: E402
 
 Step = Callable[[], Any]
@@ -115,8 +115,8 @@ def our_step(shapes: Shapes, device: torch.device, kernels: str) -> Step:
         layouts[id(flat)] = Layout(names, segments, sum(sizes), split=False)
         flats.append(flat)
         groups.append({"params": [flat], "weight_decay": decay})
-    lamb = Lamb(groups, lr=LR, kernels=kernels)
-    lamb.use_layouts(lambda flat: layouts[id(flat)], None)
+    lamb = Lamb(groups, OptimSettings(lr=LR), kernels)
+    lamb.use_sharding(Sharding(lambda flat: layouts[id(flat)]))
     return lamb.step
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import dtype_of
 from pretrain.distributed.world import World
-from pretrain.optim.param_groups import build_optimizer
+from pretrain.optim.base import build_optimizer
 
 
 class PlainEngine:

@@ -12,7 +12,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
-from pretrain.optim.flat_layout import MOMENTS
+from pretrain.optim.registry import MOMENTS
 from pretrain.preflight import memory
 from pretrain.preflight.memory import meta_model, states
 from tests.factories.models import fresh_model

@@ -25,7 +25,7 @@ from toy_model import (
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.world import World
-from pretrain.optim.flat_layout import Layout, whole
+from pretrain.optim.flat_layout import Layout, Sharding, whole
 from pretrain.optim.lamb import FlatOptimizer
 
 pytestmark = pytest.mark.multirank
@@ -115,7 +115,7 @@ def train_cells(cells: list[tuple[int, str, str]]) -> list[dict[str, Any]]:
         engine = build(world, config(stage, precision, kind.removeprefix(NAIVE)))
         if kind.startswith(NAIVE):
             assert isinstance(engine._optimizer, FlatOptimizer)
-            engine._optimizer.use_layouts(flat_layout, None)
+            engine._optimizer.use_sharding(Sharding(flat_layout))
         stepped = getattr(engine._wrapper, "optimizer", engine._wrapper)
         assert stepped is engine._optimizer, "DeepSpeed has optimizers of the same names"
         result: dict[str, Any] = {"norms": [], "sub_groups": len(engine.partition.flats)}

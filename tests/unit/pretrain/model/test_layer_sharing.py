@@ -26,7 +26,7 @@ from pretrain.config.settings import OptimSettings, RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder, encoder_flops
 from pretrain.model.initialize import initialize, load_parameters
-from pretrain.optim.param_groups import parameter_groups
+from pretrain.optim.base import parameter_groups
 from pretrain.preflight.memory import meta_model, states
 from pretrain.run.folder import refuse_another
 

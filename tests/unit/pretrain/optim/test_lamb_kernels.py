@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
+from pretrain.config.settings import OptimSettings
 from pretrain.optim import lamb as kernels
-from pretrain.optim.flat_layout import Coefficients, Layout, Segment, Sums
+from pretrain.optim.flat_layout import Coefficients, Layout, Segment, Sharding, Sums
 from pretrain.optim.lamb import FlatOptimizer, Lamb, StableAdamW
 
 Check = Callable[..., Any]
@@ -55,9 +56,9 @@ STEPS = 3
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "nvidia": {},
-    "google": {"bias_correction": False},
+    "google": {"variant": "google"},
     "paper": {"decay_for_all": True},
-    "clamped": {"trust_clamp": (0.9, 1.1)},
+    "clamped": {"trust_clamp": [0.9, 1.1]},
     "stable": {"optimizer": StableAdamW},
 }
 
@@ -81,9 +82,9 @@ def optimizer_over(
         {"params": [flat], "weight_decay": 0.0 if layout is PLAIN and not decay_for_all else 0.01}
         for flat, layout in zip(flats, layouts, strict=True)
     ]
-    optimizer = variant.pop("optimizer", Lamb)(groups, lr=0.02, kernels=kind, **variant)
+    optimizer = variant.pop("optimizer", Lamb)(groups, OptimSettings(lr=0.02, **variant), kind)
     held = {id(flat): layout for flat, layout in zip(flats, layouts, strict=True)}
-    optimizer.use_layouts(lambda tensor: held[id(tensor)], None)
+    optimizer.use_sharding(Sharding(lambda tensor: held[id(tensor)]))
     return flats, optimizer
 
 
@@ -115,7 +116,7 @@ def textbook(layouts: list[Layout], **variant: Any) -> list[Tensor]:
             g, m, v = numbers(100 + 10 * step + i, layout), firsts[i], seconds[i]
             m.copy_(0.9 * m + 0.1 * g)
             v.copy_(0.999 * v + 0.001 * g * g)
-            corrected = variant.get("bias_correction", True)
+            corrected = variant.get("variant") != "google"
             m_hat = m / (1 - 0.9 ** (step + 1)) if corrected else m
             v_hat = v / (1 - 0.999 ** (step + 1)) if corrected else v
             decayed = layout is not PLAIN or variant.get("decay_for_all", False)
@@ -212,8 +213,8 @@ def zero_tensors(device: str) -> None:
         ("zero weights", "zero gradient"), (Segment(0, 0, 40, 0), Segment(1, 40, 40, 0)), 80, False
     )
     flat = torch.cat((torch.zeros(40), torch.ones(40))).to(device)
-    lamb = Lamb([{"params": [flat], "weight_decay": 0.0, "trust": True}], lr=0.5, kernels="triton")
-    lamb.use_layouts(lambda _: layout, None)
+    lamb = Lamb([{"params": [flat], "weight_decay": 0.0, "trust": True}], OptimSettings(lr=0.5), "triton")
+    lamb.use_sharding(Sharding(lambda _: layout))
     flat.grad = torch.cat((torch.full((40,), 2.0), torch.zeros(40))).to(device)
     lamb.step()
     assert [float(ratio) for ratio in lamb.trust_ratios().values()] == [1.0, 1.0]

@@ -10,9 +10,9 @@ from data_pipeline.errors import UserError
 from launch.recipe import load_config
 from pretrain.config.settings import OptimSettings
 from pretrain.distributed.partition_map import _group_flat
-from pretrain.optim.flat_layout import Collectives, Layout, whole
+from pretrain.optim.base import build_optimizer, parameter_groups, set_rate
+from pretrain.optim.flat_layout import Collectives, Layout, Sharding, whole
 from pretrain.optim.muon import Muon, matrices_of, orthogonalize
-from pretrain.optim.param_groups import build_optimizer, parameter_groups, set_rate
 from pretrain.preflight.memory import states
 
 STEPS = 4
@@ -114,7 +114,7 @@ def test_matrices_of_layers_are_muons_and_the_rest_adamws() -> None:
         ["tall.bias", "wide.bias", "square.bias", "norm.weight", "norm.bias", "decoder.bias", "labels.bias"],
     ]
     assert [group["weight_decay"] for group in groups] == [0.01, 0.01, 0.0]
-    assert [group.get("moments") for group in groups] == [("exp_avg",), None, None]
+    assert [group["moments"] for group in groups] == [("exp_avg",), *[("exp_avg", "exp_avg_sq")] * 2]
 
 
 @pytest.mark.parametrize("ratio", [1.0, 30.0])
@@ -208,9 +208,10 @@ def updated(size: int, replicated: bool) -> tuple[list[dict[str, Tensor]], list[
     def work(rank: int) -> None:
         ours = {id(tensor): one for tensor, one in zip(tensors[rank], cuts, strict=True)}
         group = {"params": tensors[rank], "weight_decay": 0.1, "matrices": True}
-        muon = Muon([group], lr=0.02)
-        muon.use_layouts(lambda tensor: ours[id(tensor)][rank], None)
-        muon.use_matrices(SHAPES, lambda tensor: ours[id(tensor)], swaps.of(rank, size))
+        muon = Muon([group], OptimSettings(lr=0.02))
+        muon.use_sharding(
+            Sharding(lambda tensor: ours[id(tensor)][rank], swaps.of(rank, size), SHAPES, lambda: ours)
+        )
         fill(rank, tensors[rank], values)
         for step in range(2):
             gradients = {name: value * (1 + step) + 0.1 for name, value in values.items()}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from pretrain.config.settings import OptimSettings
 from pretrain.optim.lamb import StableAdamW
 
 LR, BETAS, EPS, DECAY, STEPS = 0.01, (0.9, 0.98), 1e-6, 0.1, 12
@@ -46,7 +47,7 @@ def ours(dtype: torch.dtype) -> dict[str, nn.Parameter]:
         {"params": [p for p in parameters.values() if p.ndim > 1], "weight_decay": DECAY},
         {"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0},
     ]
-    optimizer = StableAdamW(groups, lr=LR, betas=BETAS, eps=EPS)
+    optimizer = StableAdamW(groups, OptimSettings(lr=LR, betas=[*BETAS], eps=EPS))
     for step in range(STEPS):
         for name, parameter in parameters.items():
             parameter.grad = torch.from_numpy(gradient(step, name)).to(dtype)
@@ -67,7 +68,7 @@ def test_zero_gradients_leave_the_weights() -> None:
     """Also with eps=0, where v and eps^2 are both 0."""
     weights = nn.Parameter(torch.ones(4))
     for eps in (1e-6, 1e-30):
-        optimizer = StableAdamW([weights], lr=0.1, eps=eps, weight_decay=0.0)
+        optimizer = StableAdamW([weights], OptimSettings(lr=0.1, eps=eps, weight_decay=0.0))
         weights.grad = torch.zeros(4)
         optimizer.step()
         assert torch.equal(weights.detach(), torch.ones(4))
