@@ -23,7 +23,7 @@ from data_pipeline.io.files import canonical_json, check_writable, exists, is_ur
 from data_pipeline.io.object_store import writable
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import ShowProgress
-from data_pipeline.settings import LATER, DataSettings, required, settings_affecting_bytes
+from data_pipeline.settings import LATER, DataSettings, required, setting_of, settings_affecting_bytes
 from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, write_index
 from data_pipeline.shards.shard import write_shard
 from data_pipeline.shards.statistics import add_up, padding_statistics, shard_statistics
@@ -422,7 +422,7 @@ def _existing(settings: DataSettings, vocabulary: Vocabulary, *, with_sources: b
     index = Index.load(out)
     wanted = settings_affecting_bytes(settings)
     differing = [
-        f"data.{k}={wanted.get(k)} (there: {v})"
+        f"{setting_of(k)}={wanted.get(k)} (there: {v})"
         for k, v in {**LATER, **index.settings}.items()
         if wanted.get(k) != v
     ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.fields import marked, setting
+from data_pipeline.fields import declared, marked, setting
 
 SCRIPT_PREDICTIONS = 20
 """What data.max_predictions=0 is in exact mode: the default of max_predictions_per_seq in google-research/bert's
@@ -37,7 +37,8 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 def affects_bytes(default: Any, *, tokens: bool = False, masks: bool = False, **declared: Any) -> Any:
     """Declare a setting that affects the bytes of shards: it is part of the data's identity and written to
     index.json. `tokens`: it already affects the tokenized text, which preparations that differ in other settings only
-    can share. `masks`: it affects what is masked, and nothing else."""
+    can share. `masks`: it affects what is masked, and nothing else. Its mark `recorded` is its key in index.json,
+    where that is not its name."""
     return setting(default, affects_bytes=True, affects_tokens=tokens, affects_masks=masks, **declared)
 
 
@@ -146,7 +147,7 @@ class DataSettings:
     for objectives that predict without masks."""
     whole_word: bool = affects_bytes(False, masks=True)
     """With masking=token: mask all pieces of a word together, or none of them."""
-    mask_prob: float = affects_bytes(0.8, masks=True, at_least=0, at_most=1)
+    mask_replace_prob: float = affects_bytes(0.8, masks=True, recorded="mask_prob", at_least=0, at_most=1)
     """Share of the covered tokens that become [MASK]."""
     random_prob: float = affects_bytes(0.1, masks=True, at_least=0, at_most=1)
     """Share of the covered tokens that become a random one; the rest stay as they are."""
@@ -209,9 +210,12 @@ class DataSettings:
 
 
 LATER = {"count_specials": True, "random_next": 0.5}
-"""Settings that affect bytes and that older shards do not name, with what they were then."""
-AFFECTING_MASKS = marked(DataSettings, "affects_masks")
-"""Settings that affect what is masked, and nothing else in the shards."""
+"""Settings that affect bytes and that older shards do not name, by their keys in index.json, with what they were
+then."""
+_RECORDED = {name: one.metadata.get("recorded", name) for name, one in declared(DataSettings)}
+"""Name of a setting -> its key in index.json."""
+AFFECTING_MASKS = tuple(_RECORDED[name] for name in marked(DataSettings, "affects_masks"))
+"""Settings that affect what is masked, and nothing else in the shards, by their keys in index.json."""
 
 
 class MaskStage(NamedTuple):
@@ -250,15 +254,20 @@ def predictions_cap(settings: DataSettings) -> int:
 
 
 def settings_affecting_bytes(settings: DataSettings) -> dict[str, Any]:
-    """Return the settings that decide bytes, by name, in their order of declaration; of the lexicon, its SHA-256; of
-    the separators, whether the shards have them. The cap on predictions is the one in force, so that exact mode's 0
-    and 20 are the same data."""
-    values = {name: getattr(settings, name) for name in marked(DataSettings, "affects_bytes")}
+    """Return the settings that decide bytes, by their keys in index.json, in their order of declaration; of the
+    lexicon, its SHA-256; of the separators, whether the shards have them. The cap on predictions is the one in force,
+    so that exact mode's 0 and 20 are the same data."""
+    values = {_RECORDED[name]: getattr(settings, name) for name in marked(DataSettings, "affects_bytes")}
     return values | {
         "separators": settings.separators != WITHOUT_SEPARATORS,
         "max_predictions": predictions_cap(settings),
         "lexicon": _sha256(settings.lexicon) if settings.lexicon else "",
     }
+
+
+def setting_of(key: str) -> str:
+    """Return the dotted name of the setting that has this key in index.json."""
+    return f"data.{next((name for name, recorded in _RECORDED.items() if recorded == key), key)}"
 
 
 def _sha256(lexicon: str) -> str:

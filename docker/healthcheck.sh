@@ -11,7 +11,7 @@
 # A check notes in HEALTH_NOTES (/dev/shm) what the files are and how long the machine has been up. It compares no file's
 # date with a clock: clocks are set, and the server of a shared folder has its own.
 #
-# Ranks that hang are ended by run.step_limit and run.stage_limit, not by this script.
+# Ranks that hang are ended by run.step_timeout and run.stage_limit, not by this script.
 
 set -euo pipefail
 

@@ -1,7 +1,6 @@
 """Define the application that the verbs register with, what their arguments mean, and how a line is printed."""
 
 import difflib
-import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,11 +182,6 @@ def check_address_space() -> None:
             expected=f"at least {LEAST_ADDRESS_SPACE / 1e6:,.0f} MB",
             remedy="ulimit -v unlimited",
         )
-
-
-def first_rank() -> bool:
-    """Return whether this process is the one that prints: the first rank, or none."""
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def say(text: str) -> None:

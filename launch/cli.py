@@ -19,8 +19,9 @@ import typer
 import launch.verbs  # noqa: F401
 from data_pipeline.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, printable, shortened
 from data_pipeline.io.files import choose_cache, not_private, own_temporary_folder, user_caches
-from launch.app import address_space, app, first_rank
+from launch.app import address_space, app
 from launch.ranks import end_with_supervisor
+from pretrain.distributed.launch_env import first_rank
 
 # Choose the folders of compiled code where the libraries' own choice would be lost or raise. torch's Inductor takes a
 # folder of the user's name in the folder for temporary files, Triton one below HOME. In a container both end with it,

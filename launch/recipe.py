@@ -9,6 +9,7 @@ import ast
 import difflib
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from importlib.util import find_spec
@@ -18,12 +19,14 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from data_pipeline.errors import UserError, one_error
+from data_pipeline.errors import UserError, one_error, printable
 from data_pipeline.fields import declared, unknown_key, value_of
 from launch.recipes import RECIPES, recipe_names
 from pretrain.config.phases import LENGTHS, leaves, one_length, phases_of
+from pretrain.config.renamed import RENAMED, with_new_names
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.config.yaml_files import check_shape, load_yaml, merged, refuse_odd, schema, typed
+from pretrain.distributed.launch_env import SUPERVISOR, first_rank
 from pretrain.objectives.registry import OBJECTIVES, registered
 from pretrain.preflight.validate import wrong_settings
 from pretrain.run.files import CONFIG
@@ -129,7 +132,24 @@ def parse_override(override: str) -> dict[str, Any]:
         refuse_odd(value, "command line", key)  # escapes in quotes are read by now
     for part in reversed(key.split(".")):
         value = {part: value}
-    return value
+    parsed: dict[str, Any] = present_names(value, "command line")
+    return parsed
+
+
+_told: set[tuple[str, str]] = set()
+"""Old names with where they were."""
+
+
+def present_names(values: Any, where: str) -> Any:
+    """Return what a recipe, a study or a command line holds with settings under their new names, and print a line for
+    each old one, once; what Maskmill itself started does not, since that did. Raises UserError for one that has both
+    names."""
+    values, old_names = with_new_names(values, where)
+    for old in old_names:
+        if (old, where) not in _told and first_rank() and SUPERVISOR not in os.environ:
+            print(printable(f"maskmill: {where}: {old} is now {RENAMED[old]}"), file=sys.stderr)
+        _told.add((old, where))
+    return values
 
 
 def whole(value: Any) -> Any:
@@ -285,7 +305,8 @@ def names_sources(recipe: str, overrides: list[str]) -> bool:
 
 def _given(chain: list[tuple[Path, dict[str, Any]]], overrides: list[str]) -> set[str]:
     keys = {key for _, values in chain for key, _ in leaves(values)}
-    return keys | {override.partition("=")[0] for override in overrides}
+    given = {override.partition("=")[0] for override in overrides}
+    return keys | {RENAMED.get(key, key) for key in given}
 
 
 def _with_overrides(settings: DictConfig, overrides: list[str]) -> DictConfig:
@@ -350,7 +371,7 @@ def _read(path: Path) -> dict[str, Any]:
     values = load_yaml(path)
     if not isinstance(values, dict):
         raise UserError("not a recipe", where=path, expected="a mapping of settings")
-    return {str(key): value for key, value in values.items()}
+    return {str(key): value for key, value in present_names(values, str(path)).items()}
 
 
 def _fill_here(value: Any, folder: Path) -> Any:

@@ -391,12 +391,12 @@ class Masker:
 
 
 def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
-    kind, rest = settings.masking, 1.0 - settings.mask_prob
+    kind, rest = settings.masking, 1.0 - settings.mask_replace_prob
     if kind not in MASKINGS:
         raise _refused("masking", repr(kind), " or ".join(MASKINGS))
     if not 0.0 <= settings.random_prob <= round(rest, 12) <= 1.0:
-        shares = f"{settings.mask_prob} beside data.random_prob={settings.random_prob}"
-        raise _refused("mask_prob", shares, "a share, at most 1 with data.random_prob")
+        shares = f"{settings.mask_replace_prob} beside data.random_prob={settings.random_prob}"
+        raise _refused("mask_replace_prob", shares, "a share, at most 1 with data.random_prob")
     by_phrases = kind in ("phrase", "entity")
     units = phrase_table(settings, vocabulary, chunks=kind == "phrase") if by_phrases else no_phrases()
     continuation = np.array(vocabulary.continuation, np.bool_)
@@ -412,7 +412,7 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
         cls=vocabulary.cls,
         sep=vocabulary.sep,
         mask=vocabulary.mask,
-        mask_prob=float(settings.mask_prob),
+        mask_prob=float(settings.mask_replace_prob),
         # rounded: 0.1 of 0.2 must be exactly one half, as in BERT's script
         keep_prob=round(1.0 - settings.random_prob / rest, 12) if rest > 0 else 0.0,
         together=settings.replace_together,

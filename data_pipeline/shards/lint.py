@@ -22,7 +22,7 @@ from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.records import REQUIRED, Examples, ShowProgress
 from data_pipeline.rng import MULTIPLIER, finalize
 from data_pipeline.sequences.registry import UNLABELLED, label_names, pair_task
-from data_pipeline.settings import UNMASKED
+from data_pipeline.settings import UNMASKED, setting_of
 from data_pipeline.shards.index import INDEX, MAX_TOKENS, SPLITS, Index, Split, VocabularyStamp
 from data_pipeline.shards.shard import BlockReader, tokenizer_problem, verified_blocks
 from data_pipeline.shards.statistics import PaddingCounter, held_out_note, text_share
@@ -224,7 +224,7 @@ def _masks(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
             if abs(masks[kind] - wanted) > error:
                 yield (
                     f"{masks[kind]:.1%} of the masked tokens are {'[MASK]' if kind == 'mask' else 'random ones'}, "
-                    f"where data.{name}={wanted}",
+                    f"where {setting_of(name)}={wanted}",
                     "the shards are not what their settings say: prepare them again",
                 )
 

@@ -19,9 +19,10 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import canonical_json, open_to_write, own_folder, write_whole
 from data_pipeline.settings import settings_affecting_bytes
 from launch.ranks import tuning
-from launch.recipe import find_named, load_config, parse_override, read_changes
+from launch.recipe import find_named, load_config, parse_override, present_names, read_changes
 from launch.studies import STUDIES, study_names
 from pretrain.config.phases import phases_of
+from pretrain.config.renamed import with_old_keys
 from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import load_yaml
 from pretrain.distributed.launch_env import SUPERVISOR
@@ -149,7 +150,7 @@ def step_time_key(design: Design, arm: str) -> str:
         settings: Settings = design.settings | own.settings
         parts += [
             own.recipe or design.recipe,
-            {key: value for key, value in settings.items() if not key.startswith("run.")},
+            with_old_keys({key: value for key, value in settings.items() if not key.startswith("run.")}),
         ]
     return sha256(canonical_json(parts)).hexdigest()[:16]
 
@@ -172,7 +173,7 @@ def read_design(study: str, changes: Changes) -> Design:
     values = load_yaml(path)
     if not isinstance(values, dict):
         raise UserError("not a study", where=path, expected="a mapping: title, question, recipe, arms")
-    named = {str(key): value for key, value in values.items()}
+    named = {str(key): value for key, value in present_names(values, path.name).items()}
     design = parse_design(path.stem, named, changes, path.name)
     for key in changes.settings:
         if key.startswith(OF_TASKS):

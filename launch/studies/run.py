@@ -31,6 +31,7 @@ from data_pipeline.shards.index import Index
 from data_pipeline.stages.executors import ALL, LocalProcesses, Share, processes_for_jobs
 from launch.studies.budget import all_cells, budget_of, first_cells, steps_by_arm, time_arms
 from launch.studies.read import Place, Run, Stopped, last_line, maskmill, run_folder, run_of, trains
+from pretrain.config.renamed import with_old_keys
 from pretrain.config.settings import RunConfig
 from pretrain.evaluate.evaluate import Evaluation, beside, pick_encoder
 from pretrain.run.files import CHECKPOINTS, EVALUATION, EXPORT
@@ -156,7 +157,7 @@ DIVERGED = re.compile("(is not finite|is a spike: .*), the [0-9]+th batch in a r
 """What a run says that ended because its gradients or its losses did not stay in bounds
 (pretrain/training/guard.py)."""
 RUNTIME = {"dir", "threads", "live", "restarts", "restart_delay", "stop_after"} | {
-    "step_limit",
+    "step_timeout",
     "stage_limit",
     "folder_wait",
 }
@@ -235,7 +236,8 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
 def identity_of(design: Design, cell: Cell, place: Place) -> str:
     """Return a hash of what decides a cell's figures: settings, shards, tasks, and the arm whose model it takes."""
     arm = design.arms[cell.arm]
-    parts: list[Any] = [asdict(arm), [asdict(scoring) for scoring in design.evaluate], cell.seed]
+    own = asdict(arm) | {"settings": with_old_keys(arm.settings)}
+    parts: list[Any] = [own, [asdict(scoring) for scoring in design.evaluate], cell.seed]
     sources = [Cell(name, cell.seed) for name in arm.sources] or [cell]
     if place.model is not None:
         parts.append([Encoder(folder).identity for folder in find_encoders(place.model)])
@@ -246,6 +248,7 @@ def identity_of(design: Design, cell: Cell, place: Place) -> str:
                 values = asdict(phase)
                 values["run"] = {key: value for key, value in values["run"].items() if key not in RUNTIME}
                 values["data"] = {key: values["data"][key] for key in READ_SETTINGS}
+                values["optim"] = with_old_keys(values["optim"], "optim")
                 for group, then in LATER.items():
                     values[group] = {k: v for k, v in values[group].items() if k not in then or v != then[k]}
                 parts += [values, Index.load(phase.data.out).identity]

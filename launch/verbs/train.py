@@ -10,8 +10,9 @@ import typer
 
 from data_pipeline.errors import UserError
 from launch import completion
-from launch.app import Overrides, Recipe, app, console, errors, first_rank, say, say_json
+from launch.app import Overrides, Recipe, app, console, errors, say, say_json
 from launch.progress import waiting
+from pretrain.distributed.launch_env import first_rank
 
 if TYPE_CHECKING:
     from pretrain.config.settings import RunConfig

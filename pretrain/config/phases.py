@@ -22,7 +22,13 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.fields import declared, marked
 from data_pipeline.loader.batch_sizes import BatchSizes
-from data_pipeline.settings import AFFECTING_MASKS, SEQUENTIAL, DataSettings, settings_affecting_bytes
+from data_pipeline.settings import (
+    AFFECTING_MASKS,
+    SEQUENTIAL,
+    DataSettings,
+    setting_of,
+    settings_affecting_bytes,
+)
 from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import merged, schema, typed
 
@@ -177,7 +183,7 @@ def data_of_phases(config: RunConfig) -> list[DataSettings]:
         differing = [key for key in wanted if wanted[key] != there[key]]
         masks_only = set(differing) <= set(AFFECTING_MASKS)
         if differing and not (masks_only and data.dynamic_masking and other.dynamic_masking):
-            names = ", ".join(f"data.{key}" for key in differing)
+            names = ", ".join(map(setting_of, differing))
             dynamic = ", or data.dynamic_masking=true for all phases" if masks_only else ""
             raise UserError(
                 f"phase {phase.name} has the data.out of another phase and other {names}",

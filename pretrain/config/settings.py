@@ -42,11 +42,11 @@ class OptimSettings:
     """Muon: orthogonalise the moment as the next gradient, if equal, would leave it."""
     muon_iterations: int = setting(5, at_least=1, at_most=99)
     """Muon: Newton-Schulz iterations."""
-    muon_rate: str = setting("match_rms_adamw", one_of=("match_rms_adamw", "original"))
+    muon_adjust_lr_fn: str = setting("match_rms_adamw", one_of=("match_rms_adamw", "original"))
     """Muon: the rate of a matrix of A x B (outputs x inputs), as torch.optim.Muon's adjust_lr_fn: match_rms_adamw, lr x
     0.2 sqrt(max(A, B)), updates as large as AdamW's; or original, lr x sqrt(max(1, A / B))."""
     muon_lr_ratio: float = setting(1.0, at_least=0)
-    """Muon: the matrices' lr, in multiples of optim.lr; muon_rate=original is used with some 30 to 70."""
+    """Muon: the matrices' lr, in multiples of optim.lr; muon_adjust_lr_fn=original is used with some 30 to 70."""
     muon_precision: str = setting("fp32", one_of=("fp32", "bf16"))
     """Muon: orthogonalise in fp32, or in bf16 as torch.optim.Muon: faster on a GPU, and rounded to three digits."""
 
@@ -99,7 +99,7 @@ class RunSettings:
     live: bool = True
     """While training in a terminal, show a panel that is repainted in place; false: lines, as in a batch log. Where the
     output goes to a file or a pipe, TERM is dumb or CI is set, there are lines in any case."""
-    step_limit: float = setting(1800.0, at_least=0, at_most=1_000_000)
+    step_timeout: float = setting(1800.0, at_least=0, at_most=1_000_000)
     """Seconds that a step, an evaluation or a checkpoint may take; beyond it every rank writes its stack to
     logs/rank-N.log in run.dir and ends. 0: no limit."""
     stage_limit: float = setting(1800.0, at_least=0, at_most=1_000_000)

@@ -46,6 +46,11 @@ def is_checked(environment: Mapping[str, str]) -> bool:
     return SUPERVISOR in environment and is_launched(environment)
 
 
+def first_rank() -> bool:
+    """Return whether this process is the one that prints: the first rank, or none."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
 def _from_launcher(variables: Mapping[str, str]) -> dict[str, Any]:
     """Read the variables of torchrun or DeepSpeed's launcher (LOCAL_SIZE, CROSS_RANK)."""
     size = _number(variables, "WORLD_SIZE")

@@ -33,7 +33,7 @@ _STDERR = 2
 
 class Watchdog:
     """Ends this process if a stage of its start or end takes longer than run.stage_limit, or a step longer than
-    run.step_limit (seconds; 0: no limit). The timers are the process's: it has one watchdog, on its main thread.
+    run.step_timeout (seconds; 0: no limit). The timers are the process's: it has one watchdog, on its main thread.
 
     Neither part needs the interpreter, which a hang may hold: faulthandler's own thread writes the stacks of all
     threads, and the kernel's alarm ends the process by SIGALRM. The launcher restarts it. Where the interpreter is
@@ -63,7 +63,7 @@ class Watchdog:
     @contextmanager
     def steps(self) -> Iterator[None]:
         """Return a context for the training loop, with `feed` before each step, evaluation and save."""
-        self._begin(STEPS, "step_limit")
+        self._begin(STEPS, "step_timeout")
         try:
             yield
         finally:
@@ -136,7 +136,7 @@ def hang_in(log: str) -> tuple[float, str] | None:
 
 def patience(run: RunSettings) -> timedelta:
     """Return how long ranks wait for each other: longer than the limits, so that the watchdog ends them first."""
-    return timedelta(seconds=max(1800.0, run.step_limit + 600.0, run.stage_limit + 600.0))
+    return timedelta(seconds=max(1800.0, run.step_timeout + 600.0, run.stage_limit + 600.0))
 
 
 def _is_rank_log(descriptor: int) -> bool:

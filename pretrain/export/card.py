@@ -47,7 +47,7 @@ NO_PART_OF_A_RECIPE = {
         "stop_after",
         "restarts",
         "restart_delay",
-        "step_limit",
+        "step_timeout",
         "stage_limit",
         "folder_wait",
     ),

@@ -27,6 +27,7 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.shard import BlockReader
 from pretrain.checkpoint.store import Checkpoint, find_checkpoint
 from pretrain.config.phases import phase_at, phases_of
+from pretrain.config.renamed import with_new_keys
 from pretrain.config.settings import RunConfig
 from pretrain.export.card import Card, card_of, language_of, write_card
 from pretrain.export.fill import Sample, decoded, fill_samples
@@ -290,7 +291,7 @@ def _differing(config: RunConfig, identity: Mapping[str, Any]) -> dict[str, str]
         *RESOLVED,
         f"objective.{name}.{registered(name).teacher}",
     }  # of a teacher it has the weights' hash
-    for key, trained in identity.items():
+    for key, trained in with_new_keys(identity).items():
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part, _NONE)

@@ -218,7 +218,7 @@ class Muon(FlatOptimizer):
         """Set up Muon."""
         super().__init__(params, settings, kernels)
         self._momentum, self._nesterov = settings.muon_momentum, settings.muon_nesterov
-        self._iterations, self._factor = settings.muon_iterations, FACTORS[settings.muon_rate]
+        self._iterations, self._factor = settings.muon_iterations, FACTORS[settings.muon_adjust_lr_fn]
         self._dtype = torch.bfloat16 if settings.muon_precision == "bf16" else torch.float32
         self._layouts_of_ranks: Mapping[int, Sequence[Layout]] = {}
         self._exchanges: dict[tuple[int, ...], Exchange] = {}

@@ -44,7 +44,7 @@ OPTIMIZERS = {
     "muon": OptimizerRecord(
         "pretrain.optim.muon:Muon",
         (
-            *("decoupled_decay", "muon_momentum", "muon_nesterov", "muon_iterations", "muon_rate"),
+            *("decoupled_decay", "muon_momentum", "muon_nesterov", "muon_iterations", "muon_adjust_lr_fn"),
             *("muon_lr_ratio", "muon_precision"),
         ),
         zero_stages=(0, 1, 2),  # stage 3 cuts every matrix over all ranks

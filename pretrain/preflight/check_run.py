@@ -25,6 +25,7 @@ from data_pipeline.settings import (
     SEPARATORS,
     SEQUENTIAL,
     UNMASKED,
+    setting_of,
     settings_affecting_bytes,
 )
 from data_pipeline.shards.index import Index, Split
@@ -232,7 +233,7 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
         wanted = settings_affecting_bytes(config.data)
         own = AFFECTING_MASKS if config.data.dynamic_masking else ()  # the shards' masks are replaced
         differing = [
-            f"data.{k}={wanted[k]} (shards: {v})"
+            f"{setting_of(k)}={wanted[k]} (shards: {v})"
             for k, v in {**LATER, **index.settings}.items()
             if wanted.get(k) != v and k not in own
         ]

@@ -89,8 +89,9 @@ def data_rules(config: RunConfig) -> list[Rule]:
             f"a share of the tokens, such as 0.15, or data.masking={UNMASKED}",
         ),
         Rule(
-            data.mask_prob + data.random_prob > 1,
-            f"data.mask_prob={data.mask_prob} and data.random_prob={data.random_prob} sum to more than 1",
+            data.mask_replace_prob + data.random_prob > 1,
+            f"data.mask_replace_prob={data.mask_replace_prob} and data.random_prob={data.random_prob} sum to more "
+            "than 1",
             "lower one of them",
         ),
     ]

@@ -92,7 +92,7 @@ MOMENT = 30.0
 """Maximum seconds that a failing rank takes to end the others."""
 UNKNOWN_SILENCE = 1800.0
 """Seconds allowed for what has no usual time: a stage of a start, evaluating, saving, the first steps. The default of
-run.step_limit and run.stage_limit."""
+run.step_timeout and run.stage_limit."""
 
 _ERROR = re.compile(
     r"(maskmill: (?!WARNING|restarting)|(\[rank\d+\]: ?)?([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|OutOfMemory)\b"
@@ -497,7 +497,7 @@ def what_to_do(status: Status) -> str:
     if status.health == STALLED:
         job = f"squeue --jobs={status.job}; " if status.job else ""
         return (
-            f"{job}look at the end of the logs in {logs}; a rank that hangs is ended after run.step_limit, or "
+            f"{job}look at the end of the logs in {logs}; a rank that hangs is ended after run.step_timeout, or "
             "run.stage_limit, seconds and restarted; if no process is left, rerun to resume from the newest checkpoint"
         )
     assert status.health == CRASHED

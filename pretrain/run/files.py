@@ -105,7 +105,7 @@ POLL_SECONDS = 0.5
 
 def folder_wait(run: RunSettings) -> float:
     """Return run.folder_wait, and at most half of what a stage or step may take: the watchdog would end the wait."""
-    return min([run.folder_wait, *(limit / 2 for limit in (run.stage_limit, run.step_limit) if limit)])
+    return min([run.folder_wait, *(limit / 2 for limit in (run.stage_limit, run.step_timeout) if limit)])
 
 
 def wait_until_shown(

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 from data_pipeline.errors import UserError, first_line, redact
 from data_pipeline.io.files import SEAL, open_to_write, refuse_links, seal_holds, sealed_json, write_whole
+from pretrain.config.renamed import with_new_keys, with_new_names
 from pretrain.config.settings import RunConfig
 from pretrain.config.yaml_files import merged, parse_yaml, schema, typed
 from pretrain.run.files import (
@@ -66,6 +67,7 @@ def model_folders(folder: Path) -> list[Path]:
 def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, remedy: str) -> None:
     """Raise UserError, with the settings that differ, if the run identity `then` differs from `now`. A setting that
     `then` is older than had its default."""
+    then = with_new_keys(then)
     recorded = {key: then.get(key, _default_before(key, then)) for key in now}
     differing = [
         f"{key}={value} (there: {recorded[key]})" for key, value in now.items() if recorded[key] != value
@@ -143,7 +145,8 @@ def _parsed_settings(text: str, where: object, *, is_sealed: bool) -> dict[str, 
     values = parse_yaml(text, where)
     if not isinstance(values, dict):
         raise UserError("malformed", where=where, expected="a mapping of settings")
-    return values
+    renamed: dict[str, Any] = with_new_names(values, where)[0]
+    return renamed
 
 
 def _config_of(values: dict[str, Any], where: object) -> RunConfig:

@@ -39,7 +39,7 @@ def called(cluster: Cluster, *arguments: str, code: int = 0) -> str:
 
 def test_from_text_to_model(cluster: Cluster, tiny: list[str], maskmill, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     run, out = tmp_path / "a run", tmp_path / "shards"
-    settings = ["demo", *tiny, f"data.out={out}", f"run.dir={run}", "run.step_limit=120"]
+    settings = ["demo", *tiny, f"data.out={out}", f"run.dir={run}", "run.step_timeout=120"]
     told = json.loads(called(cluster, "slurm", *settings, *SIZE, "--submit", "--json"))
     assert list(told["skipped"]) == ["vocab"]
     assert f"a vocabulary is there: {setting(tiny, 'data.vocab')}" in told["skipped"]["vocab"]

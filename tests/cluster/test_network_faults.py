@@ -25,7 +25,7 @@ from tests.command_line import Maskmill
 pytestmark = pytest.mark.cluster
 
 LIMIT = 20
-"""run.step_limit where it is what ends a training. Elsewhere it is AMPLE, so that a busy machine is no fault."""
+"""run.step_timeout where it is what ends a training. Elsewhere it is AMPLE, so that a busy machine is no fault."""
 AMPLE = 120
 STEP = 4
 """Seconds of a step while a test looks for its moment; the cut of a link of SHORT lasts six."""
@@ -37,11 +37,11 @@ LONG = {"slow": Link(delay=30.0), "lossy": Link(loss=0.99), "cut": Link(is_cut=T
 GOES_ON = "goes on from the newest checkpoint"
 LOST = "attempt 0 was ended by Slurm since {} failed or was cut off; this one " + GOES_ON
 REQUEUED = (
-    r"^requeued: a fault on some node: a step or a stage took longer than run\.step_limit "
+    r"^requeued: a fault on some node: a step or a stage took longer than run\.step_timeout "
     rf"or run\.stage_limit, the stack of each rank is in its log; the next attempt {GOES_ON}$"
 )
 """In the job's log: no rank is stuck, all wait for one another."""
-HANGS = r"^maskmill: rank {} on \S+ ends: a step, .* longer than run\.step_limit \({} s\); its stacks are above; .*"
+HANGS = r"^maskmill: rank {} on \S+ ends: a step, .* longer than run\.step_timeout \({} s\); its stacks are above; .*"
 """In the rank's log."""
 
 
@@ -86,7 +86,7 @@ def started(
 ) -> tuple[Job, list[str]]:
     """A job that is half way, and its nodes in the order of their ranks."""
     Path(cluster.environment["SLOWED"]).write_text(str(STEP))
-    job = Job(cluster, [*settings, f"run.step_limit={limit}"], folder, f"--nodes={nodes}")
+    job = Job(cluster, [*settings, f"run.step_timeout={limit}"], folder, f"--nodes={nodes}")
     return job, job.until_half_way()
 
 

@@ -116,7 +116,7 @@ def test_a_rank_that_is_stuck_is_done_again_on_another_node(
     """A stopped process hears no alarm, as one in a dead disk's read does not: the rank that waits for it reports the
     hang, and its node is the healthy one."""
     monkeypatch.setitem(cluster.environment, "SRUN_OPTIONS", "--wait=5")
-    job = Job(cluster, [*tiny, "run.step_limit=20"], tmp_path)
+    job = Job(cluster, [*tiny, "run.step_timeout=20"], tmp_path)
     healthy, node = job.until_half_way()
     slowed.unlink()
     send(job.ranks_on([node]), SIGSTOP)

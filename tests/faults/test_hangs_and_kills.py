@@ -60,7 +60,7 @@ def test_a_hang_is_told_by_every_rank_and_the_run_goes_on(
     undisturbed: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    settings = [*tiny, *RUN, f"run.dir={run}", "run.step_limit=15", "run.restart_delay=0.1"]
+    settings = [*tiny, *RUN, f"run.dir={run}", "run.step_timeout=15", "run.restart_delay=0.1"]
     done = subprocess.run(
         command("train", "demo", *settings),
         env=hanging(tmp_path, "time.sleep(600)"),
@@ -70,7 +70,7 @@ def test_a_hang_is_told_by_every_rank_and_the_run_goes_on(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "a step, an evaluation or a save took longer than run.step_limit" in done.stderr
+    assert "a step, an evaluation or a save took longer than run.step_timeout" in done.stderr
     assert "restart 1 of 3" in done.stderr
     for rank, where in (
         (0, "training/progress.py|distributed/engine.py|distributed"),

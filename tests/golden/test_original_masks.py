@@ -147,7 +147,7 @@ def test_an_example_has_as_many_predictions_as_in_electras_program() -> None:
         "predictions_by_length"
     ]
     examples, masked = drawn(
-        [True] * (theirs["tokens"] - 2), masking="token", mask_prob=0.85, random_prob=0.0
+        [True] * (theirs["tokens"] - 2), masking="token", mask_replace_prob=0.85, random_prob=0.0
     )
     found = kinds_of(examples, masked, np.full(masked.sum(), START))
     assert found.keys() == {"masked", "kept"}

@@ -232,7 +232,7 @@ srun: StepId=7.0 task 0: exited abnormally
 srun: launch/slurm: _step_signal: Terminating StepId=7.0
 srun: Job step aborted: Waiting up to 32 seconds for job step to finish."""
 """Of srun 22.05, with --wait=120: a rank that is stopped, or stuck in the kernel, does not end by its own alarm."""
-LIMITS = "took longer than run.step_limit or run.stage_limit, the stack of each rank is in its log; the next attempt"
+LIMITS = "took longer than run.step_timeout or run.stage_limit, the stack of each rank is in its log; the next attempt"
 ALL_ENDED = "no node is excluded: every rank ended by itself at its limit, and srun names none that is stuck"
 
 

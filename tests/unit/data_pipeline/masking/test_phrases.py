@@ -233,7 +233,7 @@ def runs_of(examples):
 
 def test_a_span_is_replaced_together_and_touching_spans_are_one():
     segments = random_sequences()
-    settings = {"mask_prob": 0.5, "random_prob": 0.2, "masked_lm_prob": 0.4, "max_predictions": 60}
+    settings = {"mask_replace_prob": 0.5, "random_prob": 0.2, "masked_lm_prob": 0.4, "max_predictions": 60}
     one = masker("span", replace_together=True, **settings)(segments, 1)
     counts = fates(one, runs_of(one))
     assert counts[3] <= 2, "a random id may happen to be [MASK] or the one that was there"
@@ -245,7 +245,7 @@ def test_a_span_is_replaced_together_and_touching_spans_are_one():
 @pytest.mark.parametrize("kind", ["token", "ngram"])
 def test_shares_hold_and_a_word_is_replaced_together(kind):
     segments = random_sequences()
-    settings = {"whole_word": True, "mask_prob": 0.6, "random_prob": 0.3, "max_ngram": 1}
+    settings = {"whole_word": True, "mask_replace_prob": 0.6, "random_prob": 0.3, "max_ngram": 1}
     rule = masker(kind, replace_together=True, **settings)
     one = rule(segments, 1)
 
@@ -369,7 +369,7 @@ def test_a_lexicon_that_cannot_be_used_is_refused(english, tmp_path, content, sa
         ({"masking": "phrase", "languages": ["de"]}, "data.lexicon"),
         ({"masking": "entity", "lexicon": "/nowhere/names.txt"}, "no such file"),
         ({"masking": "word"}, "data.masking"),
-        ({"mask_prob": 0.9, "random_prob": 0.2}, "data.mask_prob"),
+        ({"mask_replace_prob": 0.9, "random_prob": 0.2}, "data.mask_replace_prob"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(english, wrong, said):

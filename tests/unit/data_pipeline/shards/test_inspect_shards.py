@@ -210,7 +210,7 @@ DEGENERATE: list[tuple[Callable[[Examples], Examples], dict[str, Any], str, str]
     (few_unmasked, {}, "8 examples have no token to predict", "masked_lm_prob"),
     (same, {"masked_lm_prob": 0.3}, "of the tokens are masked, where data.masked_lm_prob=0.3", "data.masking"),
     (capped, {"max_predictions": 2}, "data.max_predictions=2 caps what is predicted in", "lifts the cap"),
-    (same, {"mask_prob": 0.5}, "are [MASK], where data.mask_prob=0.5", "prepare them again"),
+    (same, {"mask_prob": 0.5}, "are [MASK], where data.mask_replace_prob=0.5", "prepare them again"),
     (same, {"random_prob": 0.5}, "are random ones, where data.random_prob=0.5", "prepare them again"),
     (of_one_length, {}, "every example has 20 tokens", "short_seq_prob"),
     (same, {"sequence_length": 512}, "examples are short", "data.sequence_length"),

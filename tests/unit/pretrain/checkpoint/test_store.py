@@ -496,8 +496,8 @@ def test_a_leftover_that_is_but_an_old_listing_takes_no_place(tmp_path: Path) ->
 
 def test_a_wait_is_shorter_than_what_the_watchdog_allows() -> None:
     assert folder_wait(RunSettings()) == 90
-    assert folder_wait(RunSettings(step_limit=60, stage_limit=1000)) == 30
-    assert folder_wait(RunSettings(step_limit=0, stage_limit=0)) == 90
+    assert folder_wait(RunSettings(step_timeout=60, stage_limit=1000)) == 30
+    assert folder_wait(RunSettings(step_timeout=0, stage_limit=0)) == 90
 
 
 def test_a_first_save_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:

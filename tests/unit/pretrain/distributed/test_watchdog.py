@@ -20,7 +20,7 @@ from pretrain.config.settings import RunSettings
 from pretrain.distributed import watchdog
 
 watchdog.STACK_SECONDS = 0.6
-dog = watchdog.Watchdog(RunSettings(step_limit={step}, stage_limit={stage}))
+dog = watchdog.Watchdog(RunSettings(step_timeout={step}, stage_limit={stage}))
 dog.log_in(Path(sys.argv[1]), 0)
 
 def hangs():
@@ -47,7 +47,7 @@ def ended(folder: Path, body: str, step: float, stage: float) -> tuple[int, str,
         ("dog.stage('connecting'); hangs()", "connecting (run.stage_limit: 1 s)"),
         (
             "dog.stage('connecting')\nwith dog.steps():\n    hangs()",
-            "a step, an evaluation or a save (run.step_limit: 1 s)",
+            "a step, an evaluation or a save (run.step_timeout: 1 s)",
         ),
         ("with dog.steps():\n    pass\nhangs()", "leaving the training loop (run.stage_limit: 1 s)"),
         ("import atexit; atexit.register(hangs); dog.stage('leaving')", "leaving (run.stage_limit: 1 s)"),
@@ -81,10 +81,10 @@ with dog.steps():
     assert code == -signal.SIGALRM
     assert (
         tmp_path / "told"
-    ).read_text() == "a step, an evaluation or a save took longer than run.step_limit (1 s)"
+    ).read_text() == "a step, an evaluation or a save took longer than run.step_timeout (1 s)"
     when, what = hang_in(log) or (0.0, "")
     assert abs(time.time() - when) < 60
-    assert what == "a step, an evaluation or a save took longer than run.step_limit"
+    assert what == "a step, an evaluation or a save took longer than run.step_timeout"
     assert hang_in(log.replace("Timeout (", "")) is None
 
 
@@ -151,6 +151,6 @@ def test_a_run_folder_that_has_gone_is_not_made_anew(tmp_path: Path) -> None:
 
 
 def test_ranks_wait_for_each_other_for_longer_than_both_limits() -> None:
-    assert patience(RunSettings(step_limit=5000, stage_limit=10)).total_seconds() > 5000
-    assert patience(RunSettings(step_limit=10, stage_limit=7000)).total_seconds() > 7000
-    assert patience(RunSettings(step_limit=10, stage_limit=0)).total_seconds() == 1800
+    assert patience(RunSettings(step_timeout=5000, stage_limit=10)).total_seconds() > 5000
+    assert patience(RunSettings(step_timeout=10, stage_limit=7000)).total_seconds() > 7000
+    assert patience(RunSettings(step_timeout=10, stage_limit=0)).total_seconds() == 1800

@@ -238,13 +238,13 @@ def test_a_hang_is_an_event_and_an_alert_once(seen: bool, run_log: Any, tmp_path
     written.__enter__()
     written.enter(written._plan, Position(step=7))
     if seen:
-        written.hangs("a step, an evaluation or a save took longer than run.step_limit (30 s)")
+        written.hangs("a step, an evaluation or a save took longer than run.step_timeout (30 s)")
         assert told.causes == ["hang"]
     logs = tmp_path / "logs"
     logs.mkdir()
     stage = time.strftime("[%Y-%m-%d %H:%M:%S]")
     lines = [
-        f"{stage} a step, an evaluation or a save (run.step_limit: 30 s)",
+        f"{stage} a step, an evaluation or a save (run.step_timeout: 30 s)",
         "Timeout (0:00:30)!",
         "Thread 1 (most recent call first):",
         f"{stage} importing torch (run.stage_limit: 30 s)",
@@ -255,7 +255,7 @@ def test_a_hang_is_an_event_and_an_alert_once(seen: bool, run_log: Any, tmp_path
         pass
     events = [one for one in read_events(tmp_path) if one["event"] == HANG]
     assert len(events) == 1
-    assert "a step, an evaluation or a save took longer than run.step_limit" in events[0]["text"]
+    assert "a step, an evaluation or a save took longer than run.step_timeout" in events[0]["text"]
     assert told.causes == (["restart"] if seen else ["hang"])
     assert "hang: a step" in in_words(read_status(tmp_path), "")
 
@@ -265,7 +265,9 @@ def test_an_older_hang_is_not_told_again(run_log: Any, tmp_path: Path) -> None:
     written.__enter__()
     written.enter(written._plan, Position(step=7))
     (tmp_path / "logs").mkdir()
-    old = "[2020-01-01 00:00:00] a step, an evaluation or a save (run.step_limit: 30 s)\nTimeout (0:00:30)!\n"
+    old = (
+        "[2020-01-01 00:00:00] a step, an evaluation or a save (run.step_timeout: 30 s)\nTimeout (0:00:30)!\n"
+    )
     (tmp_path / "logs" / "rank-0.log").write_text(old)
     again, told = run_log()
     with again:

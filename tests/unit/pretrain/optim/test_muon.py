@@ -64,7 +64,7 @@ def test_in_bf16_it_is_torchs_to_the_bit(device: str, nesterov: bool, rate: str,
     one, two = model().to(device), model().to(device)
     settings = OptimSettings(
         name="muon", lr=0.02, betas=[0.8, 0.95], eps=1e-5, weight_decay=0.1, muon_momentum=0.9,
-        muon_nesterov=nesterov, muon_rate=rate, muon_lr_ratio=ratio, muon_iterations=4, muon_precision="bf16",
+        muon_nesterov=nesterov, muon_adjust_lr_fn=rate, muon_lr_ratio=ratio, muon_iterations=4, muon_precision="bf16",
     )  # fmt: skip
     ours = build_optimizer(one, settings)
     named = dict(two.named_parameters())
