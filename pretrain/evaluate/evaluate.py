@@ -21,12 +21,10 @@ from data_pipeline.records import ShowProgress
 from data_pipeline.stages.executors import ALL, Share, processes_for_jobs
 from pretrain.evaluate.results import (
     SeedResult,
-    Unfinished,
     conditions_now,
     differing,
     predictions_folder,
     read_seed,
-    read_unfinished,
     remove_seed,
     result_name,
     result_note,
@@ -40,7 +38,7 @@ from pretrain.evaluate.results import (
 )
 from pretrain.evaluate.seed_run import SeedRun
 from pretrain.tasks import metrics
-from pretrain.tasks.base import Task, Untrained
+from pretrain.tasks.base import ScoreInputs, Task, Untrained
 from pretrain.tasks.encoders import Encoder, TwoWay, find_encoders, use_threads
 from pretrain.tasks.registry import FINE_TUNED, UNTRAINED, check_name, check_setting
 from pretrain.tasks.settings import EvaluationSettings, settings_for
@@ -122,16 +120,12 @@ class Evaluation:
         if found is None or not self._is_kept(part):
             use_threads(self.settings.threads)
             conditions = conditions_now(self._kind, self.settings)
-            unfinished = read_unfinished(path, {**known, "conditions": conditions})
-            if found is not None and found.conditions == conditions:
-                unfinished.take(found)  # only its best one is trained again, for what was not kept of it
             if self.task in UNTRAINED:
                 found = self._score_as_is(part, progress)
             else:
-                found = self._fine_tune(part, progress, unfinished, is_again=found is not None)
+                found = self._fine_tune(part, progress, is_again=found is not None)
             found = replace(found, conditions=conditions)
             write_seed(path, known, found)
-            unfinished.remove()
         return found
 
     def _is_kept(self, part: Part) -> bool:
@@ -208,24 +202,20 @@ class Evaluation:
 
     def _score_as_is(self, part: Part, progress: ShowProgress) -> SeedResult:
         started = time.monotonic()
-        with progress(
-            self._doing(part, 0 if part.encoder.pretrained else part.seed), self._data.size
-        ) as advance:
-            details = UNTRAINED[self.task].score(part.encoder, self._data, self.settings, part.seed, advance)
+        doing = self._doing(part, 0 if part.encoder.pretrained else part.seed)
+        with progress(doing, self._data.size) as advance:
+            inputs = ScoreInputs(part.encoder, self._data, self.settings, part.seed, advance)
+            details = UNTRAINED[self.task].score(inputs)
         return SeedResult(part.seed, {"dev": details.pop("scores")}, time.monotonic() - started, details)
 
-    def _fine_tune(
-        self, part: Part, progress: ShowProgress, unfinished: Unfinished, *, is_again: bool
-    ) -> SeedResult:
+    def _fine_tune(self, part: Part, progress: ShowProgress, *, is_again: bool) -> SeedResult:
         """Fine-tune with one seed, score every split, and keep what is wanted. `is_again`: what an earlier call kept
         beside the same scores is replaced, too."""
         task, name = FINE_TUNED[self.task], self._doing(part, part.seed)
         saved, said = self._saved(part.seed), self._said(part.seed)
         saves = self.save or (is_again and saved.is_dir())
         predicts = part.encoder.pretrained and (self.predictions or (is_again and said.is_dir()))
-        run = SeedRun(
-            name, task, self._data, part.encoder, self.settings, part.seed, progress, unfinished, predicts
-        )
+        run = SeedRun(name, task, self._data, part.encoder, self.settings, part.seed, progress, predicts)
         model: Any  # of transformers, or a head of its own with the same method
         model, result = run.run()
         if part.encoder.pretrained:

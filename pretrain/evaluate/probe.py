@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from data_pipeline.errors import UserError
 from pretrain.tasks import metrics
-from pretrain.tasks.base import Material, Task, TaskData
+from pretrain.tasks.base import Material, ModelAnswers, ScoreInputs, Task, TaskData
 from pretrain.tasks.classification import Classification
 from pretrain.tasks.encoders import Encoder, chosen_device, precision, tokens_per_pass, width_of
 from pretrain.tasks.files import drawn, evenly_spaced
@@ -135,7 +135,7 @@ class ProbeTask:
     def _blimp(self, encoder: Encoder) -> tuple[float, float, str]:
         task, data = UNTRAINED[BLIMP], self.data
         assert isinstance(data, Material)
-        found = task.score(encoder, data, self.settings, 0, lambda n: None)
+        found = task.score(ScoreInputs(encoder, data, self.settings, 0, lambda n: None))
         return found["scores"][task.headline], found["trivial"][task.headline], task.headline
 
     def _linear(self, encoder: Encoder) -> tuple[float, float, str]:
@@ -155,7 +155,7 @@ class ProbeTask:
             _at_tokens(predict(rows), feature) if task.per_token else predict(rows)[0]
             for rows, feature in zip(reader.vectors(others), others, strict=True)
         ]
-        found = task.score(scored.items, others, answers, data)
+        found = task.score(ModelAnswers(scored.items, others, answers, data))
         headline = task.headline_of(data)
         return found[headline], task.trivial(scored, data)[headline], headline
 

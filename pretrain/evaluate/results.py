@@ -2,7 +2,6 @@
 
     OUT/TASK/seed-1.json              scores of one fine-tuning, and the hashes and settings that it is known by
     OUT/TASK/floor-seed-1.json        of the same encoder, not pretrained
-    OUT/TASK/seed-1.unfinished.json   of a grid that goes on: what its finished candidates came to
     OUT/TASK/result.json              all seeds with median and spread, the floors, versions
     OUT/TASK/predictions/seed-1/dev/  what was answered to each example of a split, if that is asked for
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import own_folder, temporary_folder, whole_folder, write_whole
-from pretrain.run.files import number, objects, table
+from pretrain.run.files import table
 from pretrain.run.task_scores import RESULT
 from pretrain.tasks import metrics
 from pretrain.tasks.base import Material, Scores, Task, TaskData, Untrained
@@ -31,7 +30,7 @@ from pretrain.tasks.files import SOURCES, SPLITS
 from pretrain.tasks.registry import settings_of
 from pretrain.tasks.settings import EvaluationSettings, defaults, identity
 
-# Write and read the files of a seed, of its unfinished candidates and of a task.
+# Write and read the files of a seed and of a task.
 
 
 FORMAT = 3
@@ -75,47 +74,6 @@ def differing(note: dict[str, Any], identity: dict[str, Any]) -> list[str]:
         settings = json.loads(json.dumps(defaults())) | settings
         before = before | {"settings": settings}
     return [key for key in known if before.get(key) != known[key]]
-
-
-@dataclass
-class Unfinished:
-    """A seed with several candidates while they are trained: what those that are finished came to, in a file beside the
-    seed's. A part of the work (a seed, with weights or without) has a file of its own, which one process writes, so
-    that shares and jobs need not know of each other."""
-
-    path: Path
-    identity: dict[str, Any]
-    """That of the seed, and its conditions: metrics of another precision or machine are not to choose by together, and
-    the result is then to the bit that of a training which nothing has stopped."""
-    candidates: list[dict[str, Any]] = field(default_factory=list)
-    """Of each finished one in its turn: values, restart, and the metric that it is compared by as `tuned`."""
-    seconds: float = 0.0
-    """What they took."""
-
-    def take(self, found: SeedResult) -> None:
-        """Take over what the candidates of a seed that is finished came to, if it had several."""
-        if candidates := found.details.get("candidates"):
-            self.candidates, self.seconds = candidates, found.seconds
-
-    def keep(self, seconds: float) -> None:
-        """Write what is known now, whole or not at all."""
-        note = {"format": FORMAT, "identity": self.identity}
-        _write(self.path, {**note, "candidates": self.candidates, "seconds": seconds})
-
-    def remove(self) -> None:
-        """Forget it, when the seed has its result."""
-        self.path.unlink(missing_ok=True)
-
-
-def read_unfinished(seed: Path, identity: dict[str, Any]) -> Unfinished:
-    """Return what an earlier call that was stopped knew of the seed whose file is to be `seed`; nothing where there was
-    none of the same identity, or its file is damaged."""
-    found = Unfinished(seed.with_suffix(".unfinished.json"), identity)
-    note = seed_note(found.path)
-    seconds = number(note.get("seconds"))
-    if note and not differing(note, identity) and seconds is not None:
-        found.candidates, found.seconds = objects(note.get("candidates")), seconds
-    return found
 
 
 def saved_model(out: Path, task: str, seed: int, encoder: Encoder) -> Path:

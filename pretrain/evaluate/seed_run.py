@@ -17,8 +17,8 @@ from torch import nn
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.fine_tune import DivergedError, FineTuner, Trained
-from pretrain.evaluate.results import SeedResult, Unfinished
-from pretrain.tasks.base import Scores, Task, TaskData
+from pretrain.evaluate.results import SeedResult
+from pretrain.tasks.base import ModelAnswers, Scores, Task, TaskData
 from pretrain.tasks.encoders import Encoder, chosen_device
 from pretrain.tasks.files import Split, carve, drawn
 from pretrain.tasks.heads import frozen_tagger, with_states
@@ -126,58 +126,37 @@ class Search:
     is_less_again: bool
     """Whether a chosen one of several has its curve by fewer passes if it is trained once more at the end."""
     progress: ShowProgress
-    unfinished: Unfinished
-    """What an earlier call that was stopped knew of it."""
     made: dict[int, nn.Module] = field(default_factory=dict)
     """Number of a candidate -> its model, where it is made already."""
 
     def best(self, model: nn.Module) -> tuple[Fitted, list[dict[str, Any]]]:
-        """Train every candidate that an earlier call has not finished, `model` as the first one. Return the one with
-        the best metric of an epoch on the tuning examples, the earlier of equal ones, and the outcome of each; these
-        are empty where there is but one.
-
-        Of an earlier call the outcomes are kept, and no weights: where the best one is of then, it is trained again,
-        which gives the same to the bit. That costs as much as one candidate, and only after a kill."""
+        """Train every candidate, `model` as the first one. Return the one with the best metric of an epoch on the
+        tuning examples, the earlier of equal ones, and the outcome of each; these are empty where there is but one.
+        Raises DivergedError where the loss of none is finite."""
         every, wanted = candidates(self.settings), self.settings.by_epoch
         self.made = {0: model}
         if len(every) == 1:
             return self._fit(every, 0, self.name, wanted), []
-        is_again, outcomes = wanted and self.is_less_again, self._finished(every)
-        best = self._train_rest(every, outcomes, is_again)
+        is_again = wanted and self.is_less_again
+        best: Fitted | None = None
+        outcomes: list[dict[str, Any]] = []
+        for number, candidate in enumerate(every):
+            tuned = None
+            try:
+                doing = f"{self.name}, {number + 1} of {len(every)}: {candidate}"
+                fitted = self._fit(every, number, doing, wanted and not is_again)
+                tuned = fitted.tuned
+            except DivergedError:
+                if leading(outcomes) is None and number == len(every) - 1:
+                    raise
+            outcomes.append(candidate.outcome(tuned))
+            if leading(outcomes) == number and not is_again:
+                best = fitted
         chosen = leading(outcomes)
         assert chosen is not None
         if best is None:
             best = self._fit(every, chosen, f"{self.name}: again the best one, {every[chosen]}", wanted)
         return best, outcomes
-
-    def _train_rest(
-        self, every: Sequence[Candidate], outcomes: list[dict[str, Any]], is_again: bool
-    ) -> Fitted | None:
-        """Train the candidates that have no outcome yet, and add theirs. Return the best one; None where it has been
-        trained before, or `is_again`: where it is to be trained once more. Raises DivergedError where the loss of none
-        is finite."""
-        started, best = time.monotonic(), None
-        for number in range(len(outcomes), len(every)):
-            tuned = None
-            try:
-                doing = f"{self.name}, {number + 1} of {len(every)}: {every[number]}"
-                fitted = self._fit(every, number, doing, self.settings.by_epoch and not is_again)
-                tuned = fitted.tuned
-            except DivergedError:
-                if leading(outcomes) is None and number == len(every) - 1:
-                    raise
-            outcomes.append(every[number].outcome(tuned))
-            if leading(outcomes) == number and not is_again:
-                best = fitted
-            self.unfinished.candidates = outcomes
-            self.unfinished.keep(self.unfinished.seconds + time.monotonic() - started)
-        return best
-
-    def _finished(self, every: Sequence[Candidate]) -> list[dict[str, Any]]:
-        """Return the outcomes of an earlier call; none where they are not those of the first candidates."""
-        kept = self.unfinished.candidates
-        expected = [one.outcome(note.get("tuned")) for one, note in zip(every, kept, strict=False)]
-        return kept if kept == expected else []
 
     def _fit(self, every: Sequence[Candidate], number: int, doing: str, curves: bool) -> Fitted:
         candidate, device, tune = every[number], chosen_device(), self.tune
@@ -225,8 +204,6 @@ class SeedRun:
     settings: EvaluationSettings
     seed: int
     progress: ShowProgress
-    unfinished: Unfinished
-    """What an earlier call that was stopped knew of it."""
     predicts: bool = False
     """Whether `said` is wanted."""
     said: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -260,8 +237,7 @@ class SeedRun:
         data = self._decided(best.tuner, examples)
         splits = self._final_scores(best, examples, data)
         details = self._details(best, table, examples, data)
-        seconds = self.unfinished.seconds + time.monotonic() - started
-        return best.tuner.model, SeedResult(self.seed, splits, seconds, details)
+        return best.tuner.model, SeedResult(self.seed, splits, time.monotonic() - started, details)
 
     def _details(
         self, best: Fitted, table: list[dict[str, Any]], examples: Examples, data: TaskData
@@ -337,15 +313,17 @@ class SeedRun:
             lambda tuner: self._curve(tuner, examples),
             is_less_again(count, examples),
             self.progress,
-            self.unfinished,
         )
 
     def _tune_score(self, tuner: FineTuner, examples: Examples) -> float:
         """Return the metric by which epochs and candidates are chosen."""
-        answers = tuner.answers(examples.tuned, lambda n: None)
-        told = (examples.tune.items, examples.tuned, answers)
-        found = self.task.score(*told, self.task.decided(*told, self.data))
+        answered = self._tuning_answers(tuner, examples)
+        found = self.task.score(replace(answered, data=self.task.decided(answered)))
         return found[self.task.headline_of(self.data)]
+
+    def _tuning_answers(self, tuner: FineTuner, examples: Examples) -> ModelAnswers:
+        answers = tuner.answers(examples.tuned, lambda n: None)
+        return ModelAnswers(examples.tune.items, examples.tuned, answers, self.data)
 
     def _curve(self, tuner: FineTuner, examples: Examples) -> dict[str, Scores]:
         """Return the scores of each split by a model that goes on to be trained."""
@@ -360,8 +338,7 @@ class SeedRun:
         nothing, and are not asked for."""
         if self.data.null_threshold is not None:
             return self.data
-        answers = tuner.answers(examples.tuned, lambda n: None)
-        return self.task.decided(examples.tune.items, examples.tuned, answers, self.data)
+        return self.task.decided(self._tuning_answers(tuner, examples))
 
     def _final_scores(self, best: Fitted, examples: Examples, data: TaskData) -> dict[str, Scores]:
         """Return the scores of each split: those after the last epoch of a curve, where the model has the weights of
@@ -387,15 +364,14 @@ class SeedRun:
         advance: Callable[[int], None],
         predicts: bool = False,
     ) -> Scores:
-        answers = tuner.answers(
-            features, advance
-        )  # large: of a parser some megabytes a sentence, so not kept
-        self.constant[split.name] = self.task.is_constant(answers, data)
-        if remark := self.task.remark(split.items, features, answers, data):
+        # large: of a parser some megabytes a sentence, so not kept
+        answered = ModelAnswers(split.items, features, tuner.answers(features, advance), data)
+        self.constant[split.name] = self.task.is_constant(answered)
+        if remark := self.task.remark(answered):
             self.remarks.append(f"{split.name}: {remark}")
         if predicts:
-            self.said[split.name] = self.task.predictions(split.items, features, answers, data)
-        return self.task.score(split.items, features, answers, data)
+            self.said[split.name] = self.task.predictions(answered)
+        return self.task.score(answered)
 
 
 def is_less_again(count: int, examples: Examples) -> bool:

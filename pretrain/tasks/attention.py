@@ -9,7 +9,7 @@ No other module uses transformers' registry of attention functions. The task `pa
 too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +26,8 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from data_pipeline.errors import UserError
 from data_pipeline.loader.packing import Separators, original_tokens, separator_places
 from data_pipeline.records import NO_LABEL, Examples
-from pretrain.tasks.base import Material, Scores, Untrained
-from pretrain.tasks.encoders import Encoder, chosen_device
+from pretrain.tasks.base import Material, ScoreInputs, Scores, Untrained
+from pretrain.tasks.encoders import Encoder, chosen_device, projected_rows
 from pretrain.tasks.held_out import (
     Batch,
     ExampleBatches,
@@ -39,7 +39,6 @@ from pretrain.tasks.held_out import (
     segments_of,
     with_heads,
 )
-from pretrain.tasks.likelihood import projected_rows
 from pretrain.tasks.settings import EvaluationSettings
 
 # Register an attention function of ours with transformers: it shows the weights of a forward pass, and changes them.
@@ -136,28 +135,21 @@ class AttentionTask(Untrained):
         """Open the shards of the folder. Raises UserError as the task `held_out` does."""
         return HeldOut().read(folder, settings)
 
-    def score(
-        self,
-        encoder: Encoder,
-        material: Material,
-        settings: EvaluationSettings,
-        seed: int,
-        advance: Callable[[int], None],
-    ) -> dict[str, Any]:
+    def score(self, inputs: ScoreInputs) -> dict[str, Any]:
         """Return, over all heads and with _layer_N of one: sep_attention, sep_attribution (percent), sep_gradient (the
         mean magnitude at [SEP] over that at all tokens); and blocked_loss and blocked_nsp_accuracy, the changes of
         masked loss (nats) and pair accuracy (percentage points) where no token of any layer, or of layer N, attends to
         [SEP]. Trivial: the share of tokens that are [SEP]. Details: every head and kind of token.
 
         Raises UserError for a model whose attention weights cannot be read."""
-        index, chosen = material.items
+        encoder, (index, chosen) = inputs.encoder, inputs.material.items
         separators = own_separators(encoder, index)
         device = chosen_device()
-        model = with_heads(encoder, seed, device)
+        model = with_heads(encoder, inputs.seed, device)
         found = _Found(encoder, model, ExampleBatches(encoder, device), separators)
         for examples in held_out_batches(index, chosen, separators, BATCH_TOKENS):
             found.add(examples)
-            advance(len(examples))
+            inputs.on_progress(len(examples))
         return {"scores": found.scores(), "trivial": found.trivial(), **found.details()}
 
 

@@ -57,6 +57,18 @@ def _ids(labels: tuple[str, ...]) -> dict[str, int]:
     return {label: i for i, label in enumerate(labels)}
 
 
+@dataclass(frozen=True)
+class ModelAnswers:
+    """What a fine-tuned model answers to examples of a task."""
+
+    items: Sequence[Any]
+    features: Sequence[Feature]
+    """Of `items`, in their order."""
+    answers: list[NDArray[Any]]
+    """To each feature: arrays as `Task.answer` gives them."""
+    data: TaskData
+
+
 class Task(ABC):
     """A task that an encoder is fine-tuned on."""
 
@@ -91,17 +103,12 @@ class Task(ABC):
         """Return the features of `items`, in their order; several of an item where it is cut into windows."""
 
     @abstractmethod
-    def score(
-        self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
-    ) -> Scores:
-        """Return the metrics of a model's answers to `features`: arrays as `answer` gives them."""
+    def score(self, answered: ModelAnswers) -> Scores:
+        """Return the metrics of a model's answers."""
 
     @abstractmethod
-    def predictions(
-        self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
-    ) -> dict[str, str]:
-        """Return file -> content: what the answers to `features` say of each item, in the form in which others score
-        it."""
+    def predictions(self, answered: ModelAnswers) -> dict[str, str]:
+        """Return file -> content: what the answers say of each item, in the form in which others score it."""
 
     @abstractmethod
     def trivial(self, split: Split, data: TaskData) -> Scores:
@@ -163,18 +170,14 @@ class Task(ABC):
         found = read_outputs(names, data.labels, self.name, settings.class_order, where, self.per_token)
         return replace(data, labels=found.labels, reading=found.notes, is_assumed=found.is_assumed)
 
-    def remark(
-        self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
-    ) -> str:
+    def remark(self, answered: ModelAnswers) -> str:
         """Return what the answers let suspect of the assumed order of a finished model's outputs; empty for nothing."""
         return ""
 
-    def decided(
-        self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
-    ) -> TaskData:
+    def decided(self, answered: ModelAnswers) -> TaskData:
         """Return the data with what a model's answers to tuning examples still have to choose, if anything: `score`
         and `predictions` want it chosen."""
-        return data
+        return answered.data
 
     def headline_of(self, data: TaskData) -> str:
         """Return the metric that the task is known by on these files."""
@@ -184,7 +187,7 @@ class Task(ABC):
         """Return of each item a name that it shares with those which may not be divided from it; empty: all may."""
         return ()
 
-    def is_constant(self, answers: list[NDArray[Any]], data: TaskData) -> bool:
+    def is_constant(self, answered: ModelAnswers) -> bool:
         """Return whether a model gives several examples one and the same label or number; False where a task has
         neither."""
         return False
@@ -213,6 +216,19 @@ class Material:
     """Parts of the files that are left out."""
 
 
+@dataclass(frozen=True)
+class ScoreInputs:
+    """What a task without training scores."""
+
+    encoder: Encoder
+    material: Material
+    settings: EvaluationSettings
+    seed: int
+    """Draws the weights of an encoder that is not pretrained."""
+    on_progress: Callable[[int], None]
+    """Called with the number of items done."""
+
+
 class Untrained(ABC):
     """A task that scores an encoder as it is, by its head of pretraining."""
 
@@ -227,17 +243,9 @@ class Untrained(ABC):
         """Read the files of the task. Raises UserError for one that is missing or malformed."""
 
     @abstractmethod
-    def score(
-        self,
-        encoder: Encoder,
-        material: Material,
-        settings: EvaluationSettings,
-        seed: int,
-        advance: Callable[[int], None],
-    ) -> dict[str, Any]:
+    def score(self, inputs: ScoreInputs) -> dict[str, Any]:
         """Return {"scores": metric -> value} and further details; under "trivial" the scores of the best answer
-        that needs no input. `seed` draws the weights of an encoder that is not pretrained. `advance` is called with
-        the number of items done. Raises UserError for an encoder without the head or the vocabulary for it."""
+        that needs no input. Raises UserError for an encoder without the head or the vocabulary for it."""
 
 
 def with_dropout(encoder: Encoder, dropout: float) -> dict[str, float]:

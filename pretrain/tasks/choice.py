@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError, first_line
 from pretrain.tasks import metrics
-from pretrain.tasks.base import Scores, Task, TaskData
+from pretrain.tasks.base import ModelAnswers, Scores, Task, TaskData
 from pretrain.tasks.files import (
     SPLITS,
     Split,
@@ -51,17 +51,13 @@ class Choice(Task):
             for item in items
         ]
 
-    def score(
-        self, items: Sequence[Item], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
-    ) -> Scores:
+    def score(self, answered: ModelAnswers) -> Scores:
         """Return the accuracy; see Task.score."""
-        return {"accuracy": metrics.accuracy(_gold(items), np.stack(answers).argmax(-1))}
+        return {"accuracy": metrics.accuracy(_gold(answered.items), np.stack(answered.answers).argmax(-1))}
 
-    def predictions(
-        self, items: Sequence[Item], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
-    ) -> dict[str, str]:
+    def predictions(self, answered: ModelAnswers) -> dict[str, str]:
         """Return a file of the right place and the chosen one, counted from 0; see Task.predictions."""
-        return predicted_lines(_gold(items).tolist(), np.stack(answers).argmax(-1).tolist())
+        return predicted_lines(_gold(answered.items).tolist(), np.stack(answered.answers).argmax(-1).tolist())
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return the accuracy of always the same, most often right, place."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from data_pipeline.errors import UserError
 from pretrain.tasks import metrics
-from pretrain.tasks.base import Scores, Task, TaskData, with_dropout
+from pretrain.tasks.base import ModelAnswers, Scores, Task, TaskData, with_dropout
 from pretrain.tasks.class_names import better_order
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.files import (
@@ -239,46 +239,31 @@ class Classification(Task):
         model = TextClassifier(encoder.load("", 0), labels, 0, settings.bilstm).load_head(encoder.folder)
         return model.eval(), self.with_outputs(data, labels, settings, path) if labels else data
 
-    def score(
-        self,
-        items: Sequence[TextItem],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        data: TaskData,
-    ) -> Scores:
+    def score(self, answered: ModelAnswers) -> Scores:
         """Return the task's metrics; see Task.score."""
-        return self._scores(_gold(items, data), _predicted(answers, data), data)
+        return self._scores(_gold(answered.items, answered.data), _predicted(answered), answered.data)
 
-    def predictions(
-        self,
-        items: Sequence[TextItem],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        data: TaskData,
-    ) -> dict[str, str]:
+    def predictions(self, answered: ModelAnswers) -> dict[str, str]:
         """Return a file of each text's label and the predicted one; see Task.predictions."""
-        said = _predicted(answers, data).tolist()
-        named = [data.labels[i] for i in said] if data.labels else said
-        return predicted_lines([item.label if data.labels else float(item.label) for item in items], named)
+        predicted, labels = _predicted(answered).tolist(), answered.data.labels
+        named = [labels[i] for i in predicted] if labels else predicted
+        return predicted_lines(
+            [item.label if labels else float(item.label) for item in answered.items], named
+        )
 
-    def is_constant(self, answers: list[NDArray[Any]], data: TaskData) -> bool:
+    def is_constant(self, answered: ModelAnswers) -> bool:
         """Return whether several texts have one and the same prediction; see Task.is_constant."""
-        return len(answers) > 1 and not np.ptp(_predicted(answers, data))
+        return len(answered.answers) > 1 and not np.ptp(_predicted(answered))
 
-    def remark(
-        self,
-        items: Sequence[TextItem],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        data: TaskData,
-    ) -> str:
+    def remark(self, answered: ModelAnswers) -> str:
         """Return which order of the outputs scores more than the assumed one, if one does; see Task.remark."""
+        data = answered.data
         if not data.is_assumed:
             return ""
         headline = self.headline_of(data)
         better = better_order(
             data.labels,
-            lambda order: self.score(items, features, answers, replace(data, labels=order))[headline],
+            lambda order: self.score(replace(answered, data=replace(data, labels=order)))[headline],
         )
         if better is None:
             return ""
@@ -305,9 +290,9 @@ class Classification(Task):
         return {name: METRICS[name](*pair) for name, pair in pairs.items()}
 
 
-def _predicted(answers: list[NDArray[Any]], data: TaskData) -> NDArray[Any]:
-    rows = np.stack(answers)
-    return rows.argmax(-1) if data.labels else rows[:, 0]
+def _predicted(answered: ModelAnswers) -> NDArray[Any]:
+    rows = np.stack(answered.answers)
+    return rows.argmax(-1) if answered.data.labels else rows[:, 0]
 
 
 def _gold(items: Sequence[TextItem], data: TaskData) -> NDArray[Any]:

@@ -2,156 +2,31 @@
 
 Words and sentences are the file's own, in CoNLL-U. The scorer is the official one of CoNLL 2018.
 
-All columns are learnt together, with a decoder each (van der Goot et al. 2021): linear taggers, of lemmas too, whose
-rules are the classes, and deep biaffine attention for trees, on an encoder's last layer. Everything is per token, at
-the first token of each word, so that a batch has one shape. The classification token stands for the root.
+All columns are learnt together, with a decoder each (van der Goot et al. 2021): `Parser` in heads.py has linear
+taggers, of lemmas too, whose rules are the classes, and a parser of trees, on an encoder's last layer.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from data_pipeline.errors import UserError
 from pretrain.tasks import metrics
-from pretrain.tasks.base import Scores, Task, TaskData, with_dropout
+from pretrain.tasks.base import ModelAnswers, Scores, Task, TaskData, with_dropout
 from pretrain.tasks.encoders import Encoder, width_of
 from pretrain.tasks.files import Split, at_line, hashes, not_empty, one_file, read_lines, with_training
-from pretrain.tasks.heads import HEAD_FILE, Output, labels_beside, load_beside, save_beside
+from pretrain.tasks.heads import HEAD_FILE, Parser, labels_beside
 from pretrain.tasks.inputs import IGNORED, Feature, InputBuilder
 from pretrain.tasks.settings import EvaluationSettings
 
-# Score the tags of words and the arcs between them, and find the best tree.
-
-
-ARC_WIDTH, LABEL_WIDTH, DROPOUT = 768, 256, 0.3
-"""As in MaChAmp (van der Goot et al. 2021), after Dozat and Manning 2017."""
-
-
-class Biaffine(nn.Module):
-    """Score pairs of vectors: x W y, with a constant 1 behind each of them."""
-
-    def __init__(self, width: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(outputs, width + 1, width + 1))
-
-    def forward(self, dependents: Tensor, heads: Tensor) -> Tensor:
-        """Return (examples, outputs, dependents, heads) scores of two (examples, tokens, width) tensors."""
-        left, right = (functional.pad(x, (0, 1), value=1.0) for x in (dependents, heads))
-        return torch.einsum("bxi,oij,byj->boxy", left, self.weight, right)
-
-    def of_pairs(self, dependents: Tensor, heads: Tensor) -> Tensor:
-        """Return (pairs, outputs) scores of two (pairs, width) tensors, each vector with the one in its row."""
-        left, right = (functional.pad(x, (0, 1), value=1.0) for x in (dependents, heads))
-        return torch.einsum("ni,oij,nj->no", left, self.weight, right)
-
-
-class Parser(nn.Module):
-    """An encoder with a tagger per column and, where there are relations, a parser."""
-
-    base_model_prefix = "encoder"
-
-    def __init__(
-        self, encoder: Any, width: int, label_sets: Mapping[str, Sequence[str]], relations: str
-    ) -> None:
-        """`encoder`: a bare model of transformers, of states of `width`. `label_sets`: the labels of each column;
-        `relations` is the column of the tree's, all others are tagged."""
-        super().__init__()
-        self.encoder, self.label_sets = encoder, label_sets
-        self.tags = {name: len(labels) for name, labels in label_sets.items() if name != relations}
-        self.dropout = nn.Dropout(DROPOUT)
-        self.taggers = nn.ModuleDict({name: nn.Linear(width, count) for name, count in self.tags.items()})
-        self.root = nn.Parameter(torch.empty(width).normal_(0, 0.02))
-        sizes = {"arc_dependent": ARC_WIDTH, "arc_head": ARC_WIDTH}
-        sizes |= {"label_dependent": LABEL_WIDTH, "label_head": LABEL_WIDTH}
-        self.projections = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
-        self.arcs, self.labels = Biaffine(ARC_WIDTH, 1), Biaffine(LABEL_WIDTH, len(label_sets[relations]))
-
-    def forward(self, owners: Tensor, root: Tensor, **batch: Tensor) -> Output:
-        """Return the loss, if targets are given, and (examples, tokens, sum(tags) + 2 * tokens): the logits of all
-        columns side by side, then of the heads, then the best relation to each of them, which training leaves out.
-
-        owners: (examples, tokens), the place of the first token of each token's word, or IGNORED. root: (examples,),
-        the place of the classification token. Targets, (examples, tokens) each, IGNORED where there is none: `heads`,
-        the place of the head's first token; `relations`; the tags by the names of their columns."""
-        targets = {name: batch.pop(name) for name in (*self.tags, "heads", "relations") if name in batch}
-        states = self.encoder(**batch).last_hidden_state
-        words = self._words(states, owners, root)
-        tags = {name: tagger(words) for name, tagger in self.taggers.items()}
-        vectors = {name: functional.elu(layer(words)) for name, layer in self.projections.items()}
-        arcs = self.arcs(vectors["arc_dependent"], vectors["arc_head"])[:, 0]
-        places = torch.arange(owners.shape[1], device=owners.device)
-        may_head = (owners == places) | (places == root[:, None])
-        arcs = arcs.masked_fill(~may_head[:, None], torch.finfo(arcs.dtype).min)
-        pair = vectors["label_dependent"], vectors["label_head"]
-        loss = self._loss(tags, arcs, pair, targets) if targets else None
-        best = () if self.training else (self._best_labels(*pair, may_head).to(arcs.dtype),)
-        return Output(loss, torch.cat([*tags.values(), arcs, *best], -1))
-
-    def _best_labels(self, dependents: Tensor, heads: Tensor, may_head: Tensor) -> Tensor:
-        """Return (examples, tokens, tokens): the best label of each word's relation to each possible head, elsewhere 0.
-        Sentence by sentence, without the places between, which are most: a label's scores take half of a pass."""
-        examples, tokens, _ = dependents.shape
-        best = torch.zeros(examples, tokens, tokens, dtype=torch.long, device=dependents.device)
-        for row, allowed in enumerate(may_head):
-            at = allowed.nonzero()[:, 0]
-            scores = self.labels(dependents[row, at][None], heads[row, at][None])
-            best[row, at[:, None], at] = scores.argmax(1)[0]
-        return best
-
-    def _words(self, states: Tensor, owners: Tensor, root: Tensor) -> Tensor:
-        """Return the mean of each word's tokens at its first token, and the root's vector at its place."""
-        batch, tokens, width = states.shape
-        inside = owners >= 0
-        place = torch.where(inside, owners, tokens)  # what belongs to no word goes behind the row
-        sums = states.new_zeros(batch, tokens + 1, width).scatter_add(
-            1, place[..., None].expand_as(states), states
-        )
-        counts = states.new_zeros(batch, tokens + 1).scatter_add(1, place, torch.ones_like(states[..., 0]))
-        words = (sums / counts.clamp(min=1)[..., None])[:, :tokens]
-        at_root = torch.arange(tokens, device=root.device) == root[:, None]
-        words = torch.where(at_root[..., None], self.root.to(words.dtype), words)
-        mask = self.dropout(torch.ones_like(words[:, :1]))  # one mask for all words of a sentence
-        return words * mask
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write the encoder as a folder of its own, and the decoders with their labels beside it."""
-        self.encoder.save_pretrained(folder)
-        save_beside(self, folder / HEAD_FILE, self.label_sets, without="encoder.")
-
-    def load_decoders(self, folder: Path) -> "Parser":
-        """Read the decoders that `save_pretrained` wrote. Raises UserError where there are none of this shape."""
-        load_beside(self, folder / HEAD_FILE, without="encoder.")
-        return self
-
-    def _loss(
-        self, tags: dict[str, Tensor], arcs: Tensor, pair: tuple[Tensor, Tensor], targets: dict[str, Tensor]
-    ) -> Tensor:
-        """Return the sum of the mean cross-entropies of all columns, of the heads, and of the labels at the true heads.
-        pair: (examples, tokens, width), the labels' vectors of dependents and of heads."""
-        losses = [
-            functional.cross_entropy(
-                logits.float().flatten(0, 1), targets[name].flatten(), ignore_index=IGNORED
-            )
-            for name, logits in tags.items()
-        ]
-        heads = targets["heads"]
-        losses.append(
-            functional.cross_entropy(arcs.float().flatten(0, 1), heads.flatten(), ignore_index=IGNORED)
-        )
-        example, word = (targets["relations"] != IGNORED).nonzero(as_tuple=True)
-        dependents, of_heads = pair
-        at_heads = self.labels.of_pairs(dependents[example, word], of_heads[example, heads[example, word]])
-        losses.append(functional.cross_entropy(at_heads.float(), targets["relations"][example, word]))
-        return torch.stack(losses).sum()
+# Find the best tree.
 
 
 def best_tree(scores: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -382,7 +257,7 @@ class Dependencies(Task):
                 expected=", ".join(data.label_sets),
             )
         base = encoder.load("", 0)
-        model = Parser(base, width_of(base), labels, RELATIONS).load_decoders(encoder.folder)
+        model = Parser(base, width_of(base), labels, RELATIONS).load_head(encoder.folder)
         return model.eval(), replace(data, label_sets=labels)
 
     def features(self, items: Sequence[Tree], builder: InputBuilder, data: TaskData) -> list[Feature]:
@@ -390,17 +265,13 @@ class Dependencies(Task):
         ids = {name: {label: i for i, label in enumerate(labels)} for name, labels in data.label_sets.items()}
         return [_feature(tree, builder, ids) for tree in items]
 
-    def score(
-        self, items: Sequence[Tree], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
-    ) -> Scores:
+    def score(self, answered: ModelAnswers) -> Scores:
         """Return the metrics of the official scorer, F1 in percent; see Task.score."""
-        return _official(items, _sentences(items, features, answers, data))
+        return _official(answered.items, _sentences(answered))
 
-    def predictions(
-        self, items: Sequence[Tree], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
-    ) -> dict[str, str]:
+    def predictions(self, answered: ModelAnswers) -> dict[str, str]:
         """Return the file with predicted columns that the official scorer reads; see Task.predictions."""
-        return {"predictions.conllu": "".join(_sentences(items, features, answers, data))}
+        return {"predictions.conllu": "".join(_sentences(answered))}
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best of two answers: all words hang on the one before, or all on the one after,
@@ -460,13 +331,9 @@ def _feature(tree: Tree, builder: InputBuilder, ids: dict[str, dict[str, int]]) 
     return Feature((built,), {"owners": owners, "root": root, **targets}, builder.left_padded)
 
 
-def _sentences(
-    items: Sequence[Tree], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
-) -> list[str]:
-    return [
-        _predicted(tree, feature, answer, data)
-        for tree, feature, answer in zip(items, features, answers, strict=True)
-    ]
+def _sentences(answered: ModelAnswers) -> list[str]:
+    rows = zip(answered.items, answered.features, answered.answers, strict=True)
+    return [_predicted(tree, feature, answer, answered.data) for tree, feature, answer in rows]
 
 
 def _predicted(tree: Tree, feature: Feature, answer: NDArray[Any], data: TaskData) -> str:

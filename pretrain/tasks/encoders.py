@@ -5,8 +5,8 @@ each, side by side.
 """
 
 import json
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.model_folder import weights_hash
 from data_pipeline.settings import SEPARATORS, DataSettings
-from pretrain.huggingface.config_json import read_config, weights_hash
+from pretrain.huggingface.config_json import read_config
 from pretrain.huggingface.load import (
     first_position,
     load_config,
@@ -208,6 +209,34 @@ class InMemory(Encoder):
         absent = [name for name, p in model.named_parameters() if id(p) not in given]
         refuse_lacking(model, kind, absent, has_head, self.folder)
         return model
+
+
+def refuse_discriminator(encoder: Encoder) -> None:
+    """Raise UserError for ELECTRA's discriminator."""
+    architecture = str((encoder.config.architectures or [""])[0])
+    if "ForPreTraining" in architecture and encoder.config.model_type == "electra":
+        raise UserError(
+            "is a discriminator, which predicts no words",
+            where=encoder.folder,
+            remedy="score the generator's folder",
+        )
+
+
+@contextmanager
+def projected_rows(model: PreTrainedModel, index: Tensor, places: Tensor) -> Iterator[None]:
+    """Restrict the model's logits of words, within the block, to the tokens at (index, places), (tokens, vocabulary):
+    the projection to the vocabulary would otherwise be most of the work."""
+    projection = model.get_output_embeddings()
+    assert isinstance(projection, nn.Module)
+
+    def at_places(module: nn.Module, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (hidden[0][index, places], *hidden[1:])
+
+    hook = projection.register_forward_pre_hook(at_places)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def width_of(model: PreTrainedModel) -> int:

@@ -1,4 +1,4 @@
-"""Define, save and load heads that transformers has no class for: taggers of words and classifiers of texts.
+"""Define, save and load heads that transformers has no class for: taggers, classifiers of texts, and parsers.
 
 Words are tagged by features of a frozen encoder: chosen layers, a BiLSTM and a linear layer are all that is trained
 (Devlin et al. 2019, section 5.3 and Table 7). The tags of a sentence may be chosen together, by a conditional random
@@ -7,14 +7,18 @@ field over the scores of this tagger or of transformers' own.
 Texts are classified by the last token, the only one that sees all of a text in a model that reads in one direction,
 or by a BiLSTM on the encoder (section 5.1).
 
-Heads are safetensors files beside the encoder's own. The parser of dependencies.py is saved in the same way.
+Trees of dependencies are parsed by deep biaffine attention (Dozat and Manning 2017), beside a linear tagger for each
+other column. Everything is per token, at the first token of each word, so that a batch has one shape. The
+classification token stands for the root.
+
+Heads are safetensors files beside the encoder's own.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -134,6 +138,28 @@ def labels_beside(path: Path) -> dict[str, tuple[str, ...]]:
             where=path,
             expected="a model that maskmill evaluate --save wrote",
         ) from error
+
+
+class EncoderHead(nn.Module):
+    """An encoder with a head, which is saved beside it."""
+
+    base_model_prefix = "encoder"
+
+    def __init__(self, encoder: Any, label_sets: Mapping[str, Sequence[str]]) -> None:
+        """`encoder`: a bare model of transformers. `label_sets`: the names of the classes that are saved with the
+        head."""
+        super().__init__()
+        self.encoder, self.label_sets = encoder, label_sets
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the encoder as a folder of its own, and the head with its labels beside it."""
+        self.encoder.save_pretrained(folder)
+        save_beside(self, folder / HEAD_FILE, self.label_sets, without="encoder.")
+
+    def load_head(self, folder: Path) -> Self:
+        """Read the head that `save_pretrained` wrote. Raises UserError where there is none of this shape."""
+        load_beside(self, folder / HEAD_FILE, without="encoder.")
+        return self
 
 
 # Choose the tags of a sentence together: a linear-chain conditional random field over a tagger's scores (Lafferty et
@@ -285,15 +311,12 @@ def chosen_layers(name: str, count: int) -> range:
     }[name]
 
 
-class FrozenTagger(nn.Module):
+class FrozenTagger(EncoderHead):
     """A BiLSTM and a linear layer on hidden states of an encoder that learns nothing."""
-
-    base_model_prefix = "encoder"
 
     def __init__(self, encoder: Any, features: str, labels: int, dropout: float) -> None:
         """`encoder`: a bare model of transformers. `dropout`: of the BiLSTM's input."""
-        super().__init__()
-        self.encoder = encoder.requires_grad_(False)
+        super().__init__(encoder.requires_grad_(False), {})
         config = encoder.config
         self.layers = chosen_layers(features, int(config.num_hidden_layers))
         self.concatenates = features.startswith("concat")
@@ -335,16 +358,6 @@ class FrozenTagger(nn.Module):
         found = self.encoder(**batch, output_hidden_states=True).hidden_states
         return torch.stack([found[layer] for layer in self.layers], 2)
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Write the encoder as it is, and the head beside it."""
-        self.encoder.save_pretrained(folder)
-        save_beside(self, folder / HEAD_FILE, without="encoder.")
-
-    def load_head(self, folder: Path) -> "FrozenTagger":
-        """Read the head that `save_pretrained` wrote. Raises UserError where there is none of this shape."""
-        load_beside(self, folder / HEAD_FILE, without="encoder.")
-        return self
-
 
 def frozen_tagger(model: nn.Module) -> FrozenTagger:
     """Return the part of a model that reads hidden states."""
@@ -384,17 +397,15 @@ def with_states(
 # Classify texts by their last token, or by a BiLSTM.
 
 
-class TextClassifier(nn.Module):
+class TextClassifier(EncoderHead):
     """A linear layer on the last hidden state of each text's last token ([SEP] where the model reads left to right, and
     [CLS] where its input is reversed), or on what a BiLSTM over all its tokens ends with."""
-
-    base_model_prefix = "encoder"
 
     def __init__(self, encoder: Any, labels: tuple[str, ...], dropout: float, bilstm: bool) -> None:
         """`encoder`: a bare model of transformers. `labels`: empty for a number. `dropout`: of the vector that is
         classified, and of those that the BiLSTM reads."""
-        super().__init__()
-        self.encoder, self.labels = encoder, labels
+        super().__init__(encoder, {LABELS: labels})
+        self.labels = labels
         self.dropout = nn.Dropout(max(dropout, 0.0))
         self.lstm = BiLstm(width_of(encoder)) if bilstm else None
         self.classifier = nn.Linear(WIDTH if bilstm else width_of(encoder), len(labels) or 1)
@@ -418,12 +429,114 @@ class TextClassifier(nn.Module):
             return Output(functional.cross_entropy(logits, labels), logits)
         return Output(functional.mse_loss(logits[:, 0], labels.to(logits.dtype)), logits)
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Write the encoder as a folder of its own, and the head with its labels beside it."""
-        self.encoder.save_pretrained(folder)
-        save_beside(self, folder / HEAD_FILE, {LABELS: self.labels}, without="encoder.")
 
-    def load_head(self, folder: Path) -> "TextClassifier":
-        """Read the head that `save_pretrained` wrote. Raises UserError where there is none of this shape."""
-        load_beside(self, folder / HEAD_FILE, without="encoder.")
-        return self
+# Parse: score the tags of words and the arcs between them.
+
+
+ARC_WIDTH, LABEL_WIDTH, DROPOUT = 768, 256, 0.3
+"""As in MaChAmp (van der Goot et al. 2021), after Dozat and Manning 2017."""
+
+
+class Biaffine(nn.Module):
+    """Score pairs of vectors: x W y, with a constant 1 behind each of them."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(outputs, width + 1, width + 1))
+
+    def forward(self, dependents: Tensor, heads: Tensor) -> Tensor:
+        """Return (examples, outputs, dependents, heads) scores of two (examples, tokens, width) tensors."""
+        left, right = (functional.pad(x, (0, 1), value=1.0) for x in (dependents, heads))
+        return torch.einsum("bxi,oij,byj->boxy", left, self.weight, right)
+
+    def of_pairs(self, dependents: Tensor, heads: Tensor) -> Tensor:
+        """Return (pairs, outputs) scores of two (pairs, width) tensors, each vector with the one in its row."""
+        left, right = (functional.pad(x, (0, 1), value=1.0) for x in (dependents, heads))
+        return torch.einsum("ni,oij,nj->no", left, self.weight, right)
+
+
+class Parser(EncoderHead):
+    """An encoder with a tagger per column and, where there are relations, a parser."""
+
+    def __init__(
+        self, encoder: Any, width: int, label_sets: Mapping[str, Sequence[str]], relations: str
+    ) -> None:
+        """`encoder`: a bare model of transformers, of states of `width`. `label_sets`: the labels of each column;
+        `relations` is the column of the tree's, all others are tagged."""
+        super().__init__(encoder, label_sets)
+        self.tags = {name: len(labels) for name, labels in label_sets.items() if name != relations}
+        self.dropout = nn.Dropout(DROPOUT)
+        self.taggers = nn.ModuleDict({name: nn.Linear(width, count) for name, count in self.tags.items()})
+        self.root = nn.Parameter(torch.empty(width).normal_(0, 0.02))
+        sizes = {"arc_dependent": ARC_WIDTH, "arc_head": ARC_WIDTH}
+        sizes |= {"label_dependent": LABEL_WIDTH, "label_head": LABEL_WIDTH}
+        self.projections = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
+        self.arcs, self.labels = Biaffine(ARC_WIDTH, 1), Biaffine(LABEL_WIDTH, len(label_sets[relations]))
+
+    def forward(self, owners: Tensor, root: Tensor, **batch: Tensor) -> Output:
+        """Return the loss, if targets are given, and (examples, tokens, sum(tags) + 2 * tokens): the logits of all
+        columns side by side, then of the heads, then the best relation to each of them, which training leaves out.
+
+        owners: (examples, tokens), the place of the first token of each token's word, or IGNORED. root: (examples,),
+        the place of the classification token. Targets, (examples, tokens) each, IGNORED where there is none: `heads`,
+        the place of the head's first token; `relations`; the tags by the names of their columns."""
+        targets = {name: batch.pop(name) for name in (*self.tags, "heads", "relations") if name in batch}
+        states = self.encoder(**batch).last_hidden_state
+        words = self._words(states, owners, root)
+        tags = {name: tagger(words) for name, tagger in self.taggers.items()}
+        vectors = {name: functional.elu(layer(words)) for name, layer in self.projections.items()}
+        arcs = self.arcs(vectors["arc_dependent"], vectors["arc_head"])[:, 0]
+        places = torch.arange(owners.shape[1], device=owners.device)
+        may_head = (owners == places) | (places == root[:, None])
+        arcs = arcs.masked_fill(~may_head[:, None], torch.finfo(arcs.dtype).min)
+        pair = vectors["label_dependent"], vectors["label_head"]
+        loss = self._loss(tags, arcs, pair, targets) if targets else None
+        best = () if self.training else (self._best_labels(*pair, may_head).to(arcs.dtype),)
+        return Output(loss, torch.cat([*tags.values(), arcs, *best], -1))
+
+    def _best_labels(self, dependents: Tensor, heads: Tensor, may_head: Tensor) -> Tensor:
+        """Return (examples, tokens, tokens): the best label of each word's relation to each possible head, elsewhere 0.
+        Sentence by sentence, without the places between, which are most: a label's scores take half of a pass."""
+        examples, tokens, _ = dependents.shape
+        best = torch.zeros(examples, tokens, tokens, dtype=torch.long, device=dependents.device)
+        for row, allowed in enumerate(may_head):
+            at = allowed.nonzero()[:, 0]
+            scores = self.labels(dependents[row, at][None], heads[row, at][None])
+            best[row, at[:, None], at] = scores.argmax(1)[0]
+        return best
+
+    def _words(self, states: Tensor, owners: Tensor, root: Tensor) -> Tensor:
+        """Return the mean of each word's tokens at its first token, and the root's vector at its place."""
+        batch, tokens, width = states.shape
+        inside = owners >= 0
+        place = torch.where(inside, owners, tokens)  # what belongs to no word goes behind the row
+        sums = states.new_zeros(batch, tokens + 1, width).scatter_add(
+            1, place[..., None].expand_as(states), states
+        )
+        counts = states.new_zeros(batch, tokens + 1).scatter_add(1, place, torch.ones_like(states[..., 0]))
+        words = (sums / counts.clamp(min=1)[..., None])[:, :tokens]
+        at_root = torch.arange(tokens, device=root.device) == root[:, None]
+        words = torch.where(at_root[..., None], self.root.to(words.dtype), words)
+        mask = self.dropout(torch.ones_like(words[:, :1]))  # one mask for all words of a sentence
+        return words * mask
+
+    def _loss(
+        self, tags: dict[str, Tensor], arcs: Tensor, pair: tuple[Tensor, Tensor], targets: dict[str, Tensor]
+    ) -> Tensor:
+        """Return the sum of the mean cross-entropies of all columns, of the heads, and of the labels at the true heads.
+        pair: (examples, tokens, width), the labels' vectors of dependents and of heads."""
+        losses = [
+            functional.cross_entropy(
+                logits.float().flatten(0, 1), targets[name].flatten(), ignore_index=IGNORED
+            )
+            for name, logits in tags.items()
+        ]
+        heads = targets["heads"]
+        losses.append(
+            functional.cross_entropy(arcs.float().flatten(0, 1), heads.flatten(), ignore_index=IGNORED)
+        )
+        example, word = (targets["relations"] != IGNORED).nonzero(as_tuple=True)
+        dependents, of_heads = pair
+        at_heads = self.labels.of_pairs(dependents[example, word], of_heads[example, heads[example, word]])
+        losses.append(functional.cross_entropy(at_heads.float(), targets["relations"][example, word]))
+        return torch.stack(losses).sum()

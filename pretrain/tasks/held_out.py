@@ -4,7 +4,7 @@ The task `held_out` scores masked tokens by what is in their place, by segment a
 pairs themselves. The tasks `attention` and `pairs` read the same examples by the same functions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,11 +22,17 @@ from data_pipeline.records import NO_LABEL, Examples
 from data_pipeline.sequences.registry import PairTask, pair_task
 from data_pipeline.shards.index import INDEX, Index
 from pretrain.run.learning import pair_majority, unigram
-from pretrain.tasks.base import Material, Scores, Untrained
-from pretrain.tasks.encoders import Encoder, chosen_device, precision, tokens_per_pass
+from pretrain.tasks.base import Material, ScoreInputs, Scores, Untrained
+from pretrain.tasks.encoders import (
+    Encoder,
+    chosen_device,
+    precision,
+    projected_rows,
+    refuse_discriminator,
+    tokens_per_pass,
+)
 from pretrain.tasks.files import evenly_spaced
-from pretrain.tasks.inputs import Input, padded, token_slice
-from pretrain.tasks.likelihood import batches_by_cost, projected_rows, refuse_discriminator
+from pretrain.tasks.inputs import Input, batches_by_cost, padded, token_slice
 from pretrain.tasks.settings import EvaluationSettings
 
 # Give examples to an encoder as transformers' models take them, and judge its answers.
@@ -179,27 +185,20 @@ class HeldOut(Untrained):
         chosen = evenly_spaced(index.held_out.examples, settings.part)
         return Material((index, chosen), len(chosen), {INDEX: index.identity})
 
-    def score(
-        self,
-        encoder: Encoder,
-        material: Material,
-        settings: EvaluationSettings,
-        seed: int,
-        advance: Callable[[int], None],
-    ) -> dict[str, Any]:
+    def score(self, inputs: ScoreInputs) -> dict[str, Any]:
         """Return losses in nats and accuracies in percent, named as in training: mask_loss at [MASK], kept_accuracy and
         so on; with _segment_a, _is_next or both (_is_next_segment_a) of the positions there alone. Trivial: the unigram
         and the most frequent token at the same positions, the commoner label of the same pairs. Encoders without a head
         for pairs have no scores of pairs."""
-        index, chosen = material.items
+        encoder, (index, chosen) = inputs.encoder, inputs.material.items
         separators = own_separators(encoder, index)
         task = pair_task(index.settings.get("sequences"))
         device = chosen_device()
-        found = _Sums(task, encoder, settings, device)
-        model = with_heads(encoder, seed, device)
+        found = _Sums(task, encoder, inputs.settings, device)
+        model = with_heads(encoder, inputs.seed, device)
         for examples in held_out_batches(index, chosen, separators, tokens_per_pass(device)):
             found.add(model, examples)
-            advance(len(examples))
+            inputs.on_progress(len(examples))
         return {"scores": found.scores(), "trivial": found.trivial(), "cells": found.cells()}
 
 

@@ -400,6 +400,18 @@ def scoring_batches(lengths: NDArray[np.int64], tokens: int) -> Iterator[NDArray
         start += count
 
 
+def batches_by_cost(costs: Sequence[int], most: int) -> list[list[int]]:
+    """Return the items of each batch, near in cost: as many as would cost `most` together if all cost as much as the
+    dearest of them, at least one."""
+    order = sorted(range(len(costs)), key=lambda i: (costs[i], i))
+    batches: list[list[int]] = [[]]
+    for i in order:
+        if batches[-1] and (len(batches[-1]) + 1) * costs[i] > most:
+            batches.append([])
+        batches[-1].append(i)
+    return [batch for batch in batches if batch]
+
+
 def sizes(features: Sequence[Feature]) -> NDArray[np.int64]:
     """Return the longest sequence of each feature, in tokens."""
     return np.array([max(len(one.ids) for one in feature.inputs) for feature in features], np.int64)

@@ -7,15 +7,14 @@ are added up, not divided by the length.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from data_pipeline.errors import UserError
@@ -25,10 +24,16 @@ from data_pipeline.shards.statistics import unigram_entropy
 from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.read import discover, read
 from data_pipeline.tokenize.sentences import split
-from pretrain.tasks.base import Material, Scores, Untrained
-from pretrain.tasks.encoders import Encoder, chosen_device, precision, tokens_per_pass
+from pretrain.tasks.base import Material, ScoreInputs, Scores, Untrained
+from pretrain.tasks.encoders import (
+    chosen_device,
+    precision,
+    projected_rows,
+    refuse_discriminator,
+    tokens_per_pass,
+)
 from pretrain.tasks.files import evenly_spaced, hashes, parsed_json, read_lines
-from pretrain.tasks.inputs import Input, InputBuilder, padded, token_slice
+from pretrain.tasks.inputs import Input, InputBuilder, batches_by_cost, padded, token_slice
 from pretrain.tasks.settings import EvaluationSettings
 
 # Compute the log-likelihood of sentences.
@@ -51,14 +56,8 @@ class SentenceScores(NamedTuple):
     """Of each sentence its characters up to the end of the last token that was scored; all where it was not cut."""
 
 
-def score_sentences(
-    encoder: Encoder,
-    sentences: Sequence[str],
-    settings: EvaluationSettings,
-    seed: int,
-    advance: Callable[[int], None],
-) -> SentenceScores:
-    """Score sentences, each read as the model's single sequence, segment 0.
+def score_sentences(inputs: ScoreInputs, sentences: Sequence[str]) -> SentenceScores:
+    """Score sentences of `inputs.material`, each read as the model's single sequence, segment 0.
 
     Masked models (Salazar et al. 2020): each token masked in turn. XLNet: each token predicted by the query stream, all
     others visible. Left-to-right models: each token from those before it. Special tokens are not predicted.
@@ -67,30 +66,31 @@ def score_sentences(
     sizes may differ by rounding, and one would be the likelier one.
 
     Raises UserError for a model without a head for words, as ELECTRA's discriminator."""
+    encoder = inputs.encoder
     refuse_discriminator(encoder)
     is_causal = encoder.reads_one_way
     kind = "ForCausalLM" if is_causal or encoder.config.model_type == "xlnet" else "ForMaskedLM"
     device = chosen_device()
-    model = encoder.load(kind, seed, has_head=True)
+    model = encoder.load(kind, inputs.seed, has_head=True)
     model.to(device)  # type: ignore[arg-type]  # its decorator loses the type
     if kind == "ForMaskedLM" and encoder.tokenizer.mask_token_id is None:
         raise UserError("its tokenizer has no mask token", where=encoder.folder)
     builder = encoder.builder(encoder.max_positions if encoder.max_positions < 1 << 20 else 512)
-    inputs = [builder.single(sentence) for sentence in sentences]
-    distinct, copies = _distinct(inputs)
+    texts = [builder.single(sentence) for sentence in sentences]
+    distinct, copies = _distinct(texts)
     most = tokens_per_pass(device)
     if is_causal:
-        scorer: Scorer = Causal(model, builder, device, settings)
+        scorer: Scorer = Causal(model, builder, device, inputs.settings)
         batches = batches_by_cost([len(one.ids) for one in distinct], most)
     else:
         chosen = Permuted if encoder.config.model_type == "xlnet" else Masked
-        scorer = chosen(model, builder, device, settings)
+        scorer = chosen(model, builder, device, inputs.settings)
         batches = batches_by_cost([len(one.ids) ** 2 for one in distinct], most)
     found, counts = np.zeros(len(distinct)), np.bincount(copies, minlength=len(distinct))
     for batch in batches:
         found[batch] = scorer.score([distinct[i] for i in batch])
-        advance(int(counts[batch].sum()))
-    predicted = [[one.ids[place] for place in scorer.predicted(one)] for one in inputs]
+        inputs.on_progress(int(counts[batch].sum()))
+    predicted = [[one.ids[place] for place in scorer.predicted(one)] for one in texts]
     frequencies = np.bincount([token for ids in predicted for token in ids], minlength=len(encoder.tokenizer))
     unknown = 0 if builder.unknown is None else int(frequencies[builder.unknown])
     return SentenceScores(
@@ -98,8 +98,8 @@ def score_sentences(
         np.array([len(ids) for ids in predicted]),
         frequencies,
         unknown / max(1, int(frequencies.sum())),
-        sum(one.was_cut for one in inputs),
-        np.array([one.read for one in inputs]),
+        sum(one.was_cut for one in texts),
+        np.array([one.read for one in texts]),
     )
 
 
@@ -111,29 +111,6 @@ def _distinct(inputs: Sequence[Input]) -> tuple[list[Input], NDArray[np.int64]]:
     for place, one in zip(copies, inputs, strict=True):
         first.setdefault(place, one)
     return list(first.values()), np.array(copies, np.int64)
-
-
-def refuse_discriminator(encoder: Encoder) -> None:
-    """Raise UserError for ELECTRA's discriminator."""
-    architecture = str((encoder.config.architectures or [""])[0])
-    if "ForPreTraining" in architecture and encoder.config.model_type == "electra":
-        raise UserError(
-            "is a discriminator, which predicts no words",
-            where=encoder.folder,
-            remedy="score the generator's folder",
-        )
-
-
-def batches_by_cost(costs: Sequence[int], most: int) -> list[list[int]]:
-    """Return the items of each batch, near in cost: as many as would cost `most` together if all cost as much as the
-    dearest of them, at least one."""
-    order = sorted(range(len(costs)), key=lambda i: (costs[i], i))
-    batches: list[list[int]] = [[]]
-    for i in order:
-        if batches[-1] and (len(batches[-1]) + 1) * costs[i] > most:
-            batches.append([])
-        batches[-1].append(i)
-    return [batch for batch in batches if batch]
 
 
 class Scorer(ABC):
@@ -202,23 +179,6 @@ class Masked(Scorer):
         rest = {name: array for name, array in arrays.items() if name != "input_ids"}
         with projected_rows(self.model, index, places):
             return self.forward(rest, input_ids=ids)
-
-
-@contextmanager
-def projected_rows(model: PreTrainedModel, index: Tensor, places: Tensor) -> Iterator[None]:
-    """Restrict the model's logits of words, within the block, to the tokens at (index, places), (tokens, vocabulary):
-    the projection to the vocabulary would otherwise be most of the work."""
-    projection = model.get_output_embeddings()
-    assert isinstance(projection, nn.Module)
-
-    def at_places(module: nn.Module, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (hidden[0][index, places], *hidden[1:])
-
-    hook = projection.register_forward_pre_hook(at_places)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 class Permuted(Masked):
@@ -290,21 +250,14 @@ class Blimp(Untrained):
             notes.append(f"{settings.part:.0%} of each set")
         return Material([one for one, _ in found], size, hashes(paths), tuple(notes))
 
-    def score(
-        self,
-        encoder: Encoder,
-        material: Material,
-        settings: EvaluationSettings,
-        seed: int,
-        advance: Callable[[int], None],
-    ) -> dict[str, Any]:
+    def score(self, inputs: ScoreInputs) -> dict[str, Any]:
         """Return {"scores": {"accuracy": mean over the sets, "group_accuracy": mean over the groups of sets, as BabyLM
         has it (Warstadt et al. 2023)}, "groups", "paradigms", "unknown_share"}, in percent. Pairs of equal scores do
         not count as right."""
-        sentences = [text for one in material.items for text in (*one.good, *one.bad)]
-        found = score_sentences(encoder, sentences, settings, seed, advance)
+        paradigms = inputs.material.items
+        found = score_sentences(inputs, [text for one in paradigms for text in (*one.good, *one.bad)])
         return {
-            **summary(material.items, found.log_likelihoods),
+            **summary(paradigms, found.log_likelihoods),
             "unknown_share": 100 * found.unknown_share,
             "trivial": dict.fromkeys(("accuracy", "group_accuracy"), 50.0),
             "notes": [f"{found.cut} sentences were cut to the encoder's positions"] if found.cut else [],
@@ -397,24 +350,18 @@ class Perplexity(Untrained):
         files = {name: file_sha256(place / name) for name in names}
         return Material(kept, len(kept), files, tuple(notes), counts.pages_passed_over)
 
-    def score(
-        self,
-        encoder: Encoder,
-        material: Material,
-        settings: EvaluationSettings,
-        seed: int,
-        advance: Callable[[int], None],
-    ) -> dict[str, Any]:
+    def score(self, inputs: ScoreInputs) -> dict[str, Any]:
         """Return the perplexity per token; per word (by white space) and the bits per character, which encoders of
         different vocabularies can be compared by. Of a sentence that was cut the words and characters up to its last
         token count, a word that is cut in two as one. Left-to-right models have an ordinary perplexity. Trivial: the
         entropy of the tokens' frequencies in the same text, which is lower than any fixed distribution's."""
-        found = score_sentences(encoder, material.items, settings, seed, advance)
+        sentences = inputs.material.items
+        found = score_sentences(inputs, sentences)
         tokens = int(found.tokens.sum())
         if not tokens:
-            raise UserError("has nothing that the encoder's vocabulary reads", where=encoder.folder)
+            raise UserError("has nothing that the encoder's vocabulary reads", where=inputs.encoder.folder)
         total = -float(found.log_likelihoods.sum())
-        scored = [text[:end] for text, end in zip(material.items, found.read.tolist(), strict=True)]
+        scored = [text[:end] for text, end in zip(sentences, found.read.tolist(), strict=True)]
         words, characters = sum(len(text.split()) for text in scored), sum(map(len, scored))
         guess = tokens * unigram_entropy(found.frequencies)
         notes = [f"{found.cut} sentences were cut to the encoder's positions"] if found.cut else []
@@ -422,7 +369,7 @@ class Perplexity(Untrained):
             "scores": _figures(total, tokens, words, characters),
             "trivial": _figures(guess, tokens, words, characters),
             "unknown_share": 100 * found.unknown_share,
-            "sentences": len(material.items),
+            "sentences": len(sentences),
             "tokens": tokens,
             "notes": notes,
         }

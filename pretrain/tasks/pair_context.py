@@ -6,7 +6,6 @@ and it cannot attend to directly, only by way of [CLS] and [SEP]. (ii) - (i) is 
 (ii) - (iii) what a wrong one costs, (iv) - (i) what is seen directly.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from data_pipeline.loader.packing import without_tokens
 from data_pipeline.records import Examples
 from data_pipeline.sequences.registry import pair_task
 from pretrain.tasks.attention import Attention, controlled
-from pretrain.tasks.base import Material, Scores, Untrained
-from pretrain.tasks.encoders import Encoder, chosen_device
+from pretrain.tasks.base import Material, ScoreInputs, Scores, Untrained
+from pretrain.tasks.encoders import chosen_device, projected_rows
 from pretrain.tasks.held_out import (
     ExampleBatches,
     HeldOut,
@@ -34,7 +33,6 @@ from pretrain.tasks.held_out import (
     segments_of,
     with_heads,
 )
-from pretrain.tasks.likelihood import projected_rows
 from pretrain.tasks.settings import EvaluationSettings
 
 FOLLOWS = 0
@@ -60,30 +58,23 @@ class PairContext(Untrained):
             raise UserError("holds no pairs", where=folder, expected="data.sequences=segment_pair")
         return found
 
-    def score(
-        self,
-        encoder: Encoder,
-        material: Material,
-        settings: EvaluationSettings,
-        seed: int,
-        advance: Callable[[int], None],
-    ) -> dict[str, Any]:
+    def score(self, inputs: ScoreInputs) -> dict[str, Any]:
         """Return for each scored segment the mean loss at [MASK] (nats) of each variant of the other one, as
         true_loss_segment_b, and use_, harm_ and cut_segment_b: random - true, random - none, blocked - true. Details:
         their standard errors, over examples, how many examples have a B that follows A, and in how many of these
         predictions of each segment are scored.
 
         Raises UserError where a segment has not two such examples: each takes another's text."""
-        index, chosen = material.items
+        encoder, (index, chosen) = inputs.encoder, inputs.material.items
         separators = own_separators(encoder, index)
         device = chosen_device()
-        model = with_heads(encoder, seed, device)
+        model = with_heads(encoder, inputs.seed, device)
         batches = ExampleBatches(encoder, device)
         specials = encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id
         sums: dict[str, list[NDArray[np.float64]]] = {segment: [] for segment in SEGMENTS}
         donors, following = (Donors(), Donors()), 0
         for examples in held_out_batches(index, chosen, separators, BATCH_TOKENS):
-            advance(len(examples))
+            inputs.on_progress(len(examples))
             pairs = examples.take(np.flatnonzero(examples.labels == FOLLOWS))
             following += len(pairs)
             for segment, found in enumerate(sums.values()):
@@ -93,7 +84,7 @@ class PairContext(Untrained):
         if not all(sums.values()):
             raise UserError(
                 "has no two pairs whose B follows A, with [MASK] in each segment",
-                where=material.items[0].folder,
+                where=index.folder,
                 expected="some, to take the text of one for another",
                 remedy="a larger part, or more of data.held_out",
             )

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError, first_line
-from pretrain.tasks.base import Scores, Task, TaskData
+from pretrain.tasks.base import ModelAnswers, Scores, Task, TaskData
 from pretrain.tasks.files import (
     Split,
     hashes,
@@ -424,67 +424,44 @@ class Questions(Task):
         """Return the logits of start and end, (examples, tokens, 2)."""
         return torch.stack([output.start_logits, output.end_logits], -1)
 
-    def score(
-        self,
-        items: Sequence[Question],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        data: TaskData,
-    ) -> Scores:
+    def score(self, answered: ModelAnswers) -> Scores:
         """Return exact match and F1, and where questions may have no answer their best over all thresholds as well; see
         Task.score."""
-        candidates = self.candidates(items, features, answers)
-        found = means(items, given(items, candidates, data))
+        items, candidates = answered.items, self.candidates(answered)
+        found = means(items, given(items, candidates, answered.data))
         if may_be_none(items):
             for i, name in enumerate(("exact", "f1")):
                 found[f"best_{name}"] = best_threshold(*by_odds(items, candidates, i))
         return found
 
-    def decided(
-        self,
-        items: Sequence[Question],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        data: TaskData,
-    ) -> TaskData:
+    def decided(self, answered: ModelAnswers) -> TaskData:
         """Return the data with the threshold that has the best F1 on these questions; see Task.decided. Raises
         UserError where all have answers: any threshold that withholds none is as good."""
+        data = answered.data
         if data.null_threshold is not None:
             return data
-        if not may_be_none(items):
+        if not may_be_none(answered.items):
             raise UserError(
-                f"has no question without an answer among the {len(items)} that are kept to choose by",
+                f"has no question without an answer among the {len(answered.items)} that are kept to choose by",
                 where=f"null_threshold={TUNE}",
                 remedy="a larger tune_share, or null_threshold=0",
             )
-        candidates = self.candidates(items, features, answers)
-        return replace(data, null_threshold=tuned_threshold(*by_odds(items, candidates, 1)))
+        odds = by_odds(answered.items, self.candidates(answered), 1)
+        return replace(data, null_threshold=tuned_threshold(*odds))
 
-    def predictions(
-        self,
-        items: Sequence[Question],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        data: TaskData,
-    ) -> dict[str, str]:
+    def predictions(self, answered: ModelAnswers) -> dict[str, str]:
         """Return the files of run_squad.py; see answer_files and Task.predictions."""
-        found = self.candidates(items, features, answers, BEST)
-        threshold = data.null_threshold if may_be_none(items) else None
-        return answer_files([item.id for item in items], found, threshold)
+        threshold = answered.data.null_threshold if may_be_none(answered.items) else None
+        return answer_files([item.id for item in answered.items], self.candidates(answered, BEST), threshold)
 
-    def candidates(
-        self,
-        items: Sequence[Question],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        count: int = 1,
-    ) -> list[Candidate]:
+    def candidates(self, answered: ModelAnswers, count: int = 1) -> list[Candidate]:
         """Return the `count` best answers to each question over its windows."""
-        found: list[list[Any]] = [[] for _ in items]
-        for feature, logits in zip(features, answers, strict=True):
+        found: list[list[Any]] = [[] for _ in answered.items]
+        for feature, logits in zip(answered.features, answered.answers, strict=True):
             number, window = feature.extra
             found[number].append((window, logits))
-        return [candidate(item.context, of_item, count) for item, of_item in zip(items, found, strict=True)]
+        pairs = zip(answered.items, found, strict=True)
+        return [candidate(item.context, of_item, count) for item, of_item in pairs]
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return the scores of never an answer."""

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from numpy.typing import NDArray
 from torch import nn
 
 from data_pipeline.errors import UserError
 from pretrain.tasks import metrics
-from pretrain.tasks.base import Scores, Task, TaskData
+from pretrain.tasks.base import ModelAnswers, Scores, Task, TaskData
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.files import SPLITS, Split, at_line, hashes, not_empty, one_file, read_lines
 from pretrain.tasks.heads import CrfTagger, FrozenTagger
@@ -140,44 +139,29 @@ class Tagging(Task):
             features.append(Feature((built,), {"labels": targets}))
         return features
 
-    def score(
-        self,
-        items: Sequence[Sentence],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        data: TaskData,
-    ) -> Scores:
+    def score(self, answered: ModelAnswers) -> Scores:
         """Return precision, recall and F1 of entities; words that were cut off count as O. See Task.score."""
-        predicted = self.predicted(items, features, answers, data)
-        return metrics.entity_f1([list(sentence.tags) for sentence in items], predicted)
+        return metrics.entity_f1(
+            [list(sentence.tags) for sentence in answered.items], self.predicted(answered)
+        )
 
-    def predicted(
-        self,
-        items: Sequence[Sentence],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        data: TaskData,
-    ) -> list[list[str]]:
+    def predicted(self, answered: ModelAnswers) -> list[list[str]]:
         """Return the tag of each word of each sentence."""
         found = []
-        for sentence, feature, answer in zip(items, features, answers, strict=True):
+        for sentence, feature, answer in zip(
+            answered.items, answered.features, answered.answers, strict=True
+        ):
             tags = [OUTSIDE] * len(sentence.words)
             for word, place in feature.inputs[0].first_tokens.items():
-                tags[word] = data.labels[int(answer[place].argmax())]
+                tags[word] = answered.data.labels[int(answer[place].argmax())]
             found.append(tags)
         return found
 
-    def predictions(
-        self,
-        items: Sequence[Sentence],
-        features: Sequence[Feature],
-        answers: list[NDArray[Any]],
-        data: TaskData,
-    ) -> dict[str, str]:
+    def predictions(self, answered: ModelAnswers) -> dict[str, str]:
         """Return a file of words, their tags and the predicted ones, as conlleval reads it; see Task.predictions."""
         sentences = [
-            "".join(f"{' '.join(row)}\n" for row in zip(sentence.words, sentence.tags, said, strict=True))
-            for sentence, said in zip(items, self.predicted(items, features, answers, data), strict=True)
+            "".join(f"{' '.join(row)}\n" for row in zip(sentence.words, sentence.tags, tags, strict=True))
+            for sentence, tags in zip(answered.items, self.predicted(answered), strict=True)
         ]
         return {"predictions.conll": "\n".join(sentences)}
 

@@ -1,6 +1,7 @@
 """Write small Hugging Face encoders of random weights, of the classes that people evaluate."""
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,9 @@ from data_pipeline.vocabulary.base import Vocabulary, json_text
 from data_pipeline.vocabulary.files import parse_tokenizer_json
 from pretrain.export.tokenizer import INPUTS, write_tokenizer
 from pretrain.huggingface.load import quiet
+from pretrain.tasks.base import Material, ScoreInputs
+from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.settings import EvaluationSettings
 from tests.factories.vocabularies import modernbert_tokenizer, trained
 
 SIZES = {
@@ -103,3 +107,14 @@ def write_modernbert(folder: Path, **fields: Any) -> None:
     longest = fields.get("max_position_embeddings", 64)
     write_encoder(folder, "ModernBertForMaskedLM", vocabulary, NO_SEGMENTS, small | fields, longest)
     (folder / "tokenizer.json").write_text(tokenizer, "utf-8")
+
+
+def inputs_of(
+    encoder: Encoder,
+    material: Material = Material([], 0, {}),  # noqa: B008 (frozen)
+    settings: EvaluationSettings = EvaluationSettings(),  # noqa: B008 (nothing writes into it)
+    seed: int = 1,
+    on_progress: Callable[[int], None] = lambda n: None,
+) -> ScoreInputs:
+    """What a task without training scores."""
+    return ScoreInputs(encoder, material, settings, seed, on_progress)

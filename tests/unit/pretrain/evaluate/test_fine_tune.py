@@ -11,7 +11,7 @@ import transformers
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.fine_tune import FineTuner, Trained, param_groups, rate
-from pretrain.tasks.base import TaskData
+from pretrain.tasks.base import ModelAnswers, TaskData
 from pretrain.tasks.classification import TextItem
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.files import Split
@@ -124,7 +124,7 @@ def test_it_learns() -> None:
     found = trained(one)
     assert np.mean(found.losses[-8:]) < 0.3 < 0.6 < np.mean(found.losses[:4])
     answers = one.answers(features(one), lambda n: None)
-    assert TASK.score(DATA.train.items, features(one), answers, DATA)["accuracy"] > 90
+    assert TASK.score(ModelAnswers(DATA.train.items, features(one), answers, DATA))["accuracy"] > 90
 
 
 def test_answers_do_not_depend_on_the_batch() -> None:
@@ -319,7 +319,7 @@ def test_every_encoder_is_tuned_on_every_kind_of_task(name: str, task: str, tmp_
     rows = kind.features(data.train.items, one.builder, data)
     assert one.train(rows, lambda n: None).updates == 1
     scored = kind.features(data.scored[0].items, one.builder, data)
-    found = kind.score(data.scored[0].items, scored, one.answers(scored, lambda n: None), data)
+    found = kind.score(ModelAnswers(data.scored[0].items, scored, one.answers(scored, lambda n: None), data))
     assert kind.headline in found
     assert all(0 <= abs(value) <= 100 for value in found.values())
 

@@ -17,7 +17,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.evaluate import Evaluation
 from pretrain.evaluate.fine_tune import FineTuner
-from pretrain.tasks.base import TaskData
+from pretrain.tasks.base import ModelAnswers, TaskData
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.inputs import collate
 from pretrain.tasks.registry import FINE_TUNED
@@ -97,7 +97,9 @@ def test_f1_is_of_duplicates_whatever_their_id(task_model: Callable[..., Path], 
     assert turned.labels == ("1", "0")
     for one in (data, turned):
         said = [np.eye(2)[one.labels.index(label)] for label in "1000"]
-        assert task.score(items, [], said, one) == pytest.approx({"f1": 200 / 3, "accuracy": 75})
+        assert task.score(ModelAnswers(items, [], said, one)) == pytest.approx(
+            {"f1": 200 / 3, "accuracy": 75}
+        )
         split = replace(data.scored[0], items=items)
         assert task.trivial(split, one) == pytest.approx({"f1": 200 / 3, "accuracy": 50})
 
@@ -187,7 +189,9 @@ def test_the_diagnostic_set_counts_three_classes(tmp_path: Path) -> None:
     right, total = sum(a == b for a, b in zip(gold, guess, strict=True)), len(gold)
     p, t = (np.array([labels.count(name) for name in data.labels]) for labels in (guess, gold))
     expected = (right * total - p @ t) / np.sqrt((total**2 - p @ p) * (total**2 - t @ t))
-    assert task.score(items, [], rows, replace(data))["matthews"] == pytest.approx(100 * expected)
+    assert task.score(ModelAnswers(items, [], rows, replace(data)))["matthews"] == pytest.approx(
+        100 * expected
+    )
 
 
 @pytest.mark.parametrize("tune_share", [0.0, 0.5])

@@ -151,6 +151,124 @@ def test_a_grid_that_cannot_be_is_refused(pairs: list[str], said: str) -> None:
     assert said in str(refused.value)
 
 
+# Of an evaluation that was stopped, finished seeds stay, and a seed that was not begins anew.
+
+
+RATES = [1e-2, 1e-8, 1e-3]
+
+
+class Killed(BaseException):
+    """What ends a process, as far as the code that runs in it can tell."""
+
+
+def grid(folder: Path, out: str, seeds: tuple[int, ...] = (1,), **changes: Any) -> Evaluation:
+    wanted = {"max_length": 32, "threads": 1, "batch": 2, "epochs": 3.0, "tune_share": 0.25}
+    settings = settings_for("rte", {**wanted, "grid": {"lr": RATES}, **changes})
+    encoder = Encoder(encoder_folder("bert"))
+    return Evaluation("rte", encoder, folder, folder.parent / out, settings, seeds, False, save=True)
+
+
+def run(one: Evaluation) -> dict[str, Any]:
+    return one.run(lambda name, total: nullcontext(lambda n: None))
+
+
+def seed_of(one: Evaluation, seed: int = 1) -> dict[str, Any]:
+    """What is kept of a seed, but for the time that it took."""
+    kept = json.loads((one.out / f"rte/seed-{seed}.json").read_text())
+    del kept["result"]["seconds"]
+    return kept
+
+
+def weights(one: Evaluation, seed: int = 1) -> bytes:
+    return (one.out / f"rte/seed-{seed}/model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def killed_at() -> list[tuple[int, float]]:
+    """Seeds and rates of the trainings at which the process ends."""
+    return []
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, killed_at: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Seed and rate of each training as it begins."""
+    begun: list[tuple[int, float]] = []
+    train = FineTuner.train
+
+    def spied(self: FineTuner, *arguments: Any) -> Trained:
+        begun.append((self.seed, self.settings.lr))
+        if begun[-1] in killed_at:
+            raise Killed
+        return train(self, *arguments)
+
+    monkeypatch.setattr(FineTuner, "train", spied)
+    return begun
+
+
+def test_a_killed_evaluation_goes_on_with_the_seed_that_it_was_at(
+    folder: Path, trained: list[tuple[int, float]], killed_at: list[tuple[int, float]]
+) -> None:
+    whole, one = grid(folder, "whole", (1, 2)), grid(folder, "killed", (1, 2))
+    run(whole)
+    assert trained == [(seed, lr) for seed in (1, 2) for lr in RATES]
+    killed_at.append((2, RATES[1]))
+    with pytest.raises(Killed):
+        run(one)
+    assert [path.name for path in (one.out / "rte").glob("*.json")] == ["seed-1.json"]
+    killed_at.clear()
+    trained.clear()
+    run(one)
+    assert trained == [(2, lr) for lr in RATES], "from its first candidate on"
+    for seed in (1, 2):
+        assert seed_of(one, seed) == seed_of(whole, seed)
+        assert weights(one, seed) == weights(whole, seed)
+
+
+def test_predictions_that_were_not_kept_are_made_by_training_again(
+    folder: Path, trained: list[tuple[int, float]]
+) -> None:
+    one = grid(folder, "out")
+    run(one)
+    before = seed_of(one)
+    trained.clear()
+    run(replace(one, predictions=True))
+    assert trained == [(1, lr) for lr in RATES]
+    assert (one.out / "rte/predictions/seed-1/dev/predictions.jsonl").is_file()
+    assert seed_of(one) == before
+    trained.clear()
+    run(replace(one, predictions=True))
+    assert not trained
+
+
+@pytest.mark.parametrize(("dev", "again"), [(16, False), (64, True)])
+def test_the_curve_of_the_chosen_one_is_had_by_the_fewer_passes(
+    dev: int, again: bool, folder: Path, trained: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """18 examples are trained on and 6 choose: scoring two more candidates is less than a training up to 30."""
+    head, *rows = (folder / "dev.tsv").read_text().splitlines()
+    write(folder, {"dev.tsv": [head, *(rows * 11)[:dev]]})
+    plain = grid(folder, "plain")
+    run(plain)
+    trained.clear()
+    passes: list[int] = []
+    answers = FineTuner.answers
+
+    def spied(self: FineTuner, features: Any, advance: Any) -> Any:
+        passes.append(len(features))
+        return answers(self, features, advance)
+
+    monkeypatch.setattr(FineTuner, "answers", spied)
+    watched = grid(folder, "watched", by_epoch=True)
+    note = run(watched)
+    chosen = seed_of(watched)["result"]["details"]["chosen"]["lr"]
+    assert [lr for _, lr in trained] == [*RATES, *([chosen] if again else [])]
+    assert passes.count(dev) == 1 + 3 * (1 if again else 3)
+    assert len(note["details"]["by_epoch"]["dev"]["accuracy"]) == 3
+    one, other = (seed_of(each)["result"] for each in (plain, watched))
+    assert (one["splits"], one["details"]["candidates"]) == (other["splits"], other["details"]["candidates"])
+    assert weights(plain) == weights(watched)
+
+
 # What every recipe has in common: of tasks that need it, and of features of a frozen encoder.
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from pretrain.tasks.base import TaskData
+from pretrain.tasks.base import ModelAnswers, TaskData
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.files import Split
 from pretrain.tasks.questions import (
@@ -80,7 +80,7 @@ def test_the_twenty_best_different_answers_are_listed(may_be_none: bool) -> None
     items = ITEMS if may_be_none else [ITEMS[0], ITEMS[2]]
     fifth = sorted(every_answer(items[0], asked(items))[0].values())[-5]
     told = asked(items, [fifth - 1e-3, -9.0, 9.0] if may_be_none else None)
-    files = TASK.predictions(*told, data(items))
+    files = TASK.predictions(ModelAnswers(*told, data(items)))
     listed = json.loads(files["nbest_predictions.json"])
     assert list(listed) == [item.id for item in items]
     places = []
@@ -106,12 +106,13 @@ def test_the_twenty_best_different_answers_are_listed(may_be_none: bool) -> None
 
 def test_the_files_say_what_is_given_and_how_likely_it_is_that_there_is_no_answer() -> None:
     told = asked(ITEMS, [2.0, -9.0, 9.0])
-    best = TASK.candidates(*told)
+    best = TASK.candidates(ModelAnswers(*told, data(ITEMS)))
     odds = [null - max(texts.values()) for texts, null in (every_answer(item, told) for item in ITEMS)]
     assert odds[1] < odds[0] < 0 < odds[2]
     for threshold in (0.0, (odds[0] + odds[1]) / 2, 99.0):
         files = {
-            name: json.loads(text) for name, text in TASK.predictions(*told, data(ITEMS, threshold)).items()
+            name: json.loads(text)
+            for name, text in TASK.predictions(ModelAnswers(*told, data(ITEMS, threshold))).items()
         }
         assert files["null_odds.json"] == dict(zip(("one", "two", "three"), odds, strict=True))
         given = ["" if one > threshold else said.text for one, said in zip(odds, best, strict=True)]
@@ -121,14 +122,14 @@ def test_the_files_say_what_is_given_and_how_likely_it_is_that_there_is_no_answe
             assert next(row["text"] for row in rows if row["text"]) == said.text
     with_answers = [ITEMS[0], ITEMS[2]]
     _, *answered = asked(with_answers, [9.0, 9.0])
-    files = TASK.predictions(with_answers, *answered, data(with_answers))
+    files = TASK.predictions(ModelAnswers(with_answers, *answered, data(with_answers)))
     assert files.keys() == {"predictions.json", "nbest_predictions.json"}
     assert all(json.loads(files["predictions.json"]).values()), "as in 1.1, none is withheld"
-    said = TASK.candidates(with_answers, *answered)
+    said = TASK.candidates(ModelAnswers(with_answers, *answered, data(with_answers)))
     right = [
         one._replace(answers=(Answer(best.text, 0),)) for one, best in zip(with_answers, said, strict=True)
     ]
-    assert TASK.score(right, *answered, data(right)) == {"f1": 100, "exact": 100}
+    assert TASK.score(ModelAnswers(right, *answered, data(right))) == {"f1": 100, "exact": 100}
 
 
 def test_a_question_without_a_candidate_has_no_answer_in_any_file() -> None:
@@ -173,19 +174,19 @@ def test_the_chosen_threshold_has_the_best_score_that_one_can_have(
 
 def test_a_threshold_is_chosen_where_it_is_asked_for() -> None:
     told = asked(ITEMS, [-6.0, -2.0, -9.0])
-    scores = TASK.score(*told, data(ITEMS))
-    decided = TASK.decided(*told, data(ITEMS, None))
+    scores = TASK.score(ModelAnswers(*told, data(ITEMS)))
+    decided = TASK.decided(ModelAnswers(*told, data(ITEMS, None)))
     assert decided.null_threshold is not None
     assert decided.null_threshold < 0
-    better = TASK.score(*told, decided)
+    better = TASK.score(ModelAnswers(*told, decided))
     assert better["f1"] == pytest.approx(scores["best_f1"])
     assert better["f1"] > scores["f1"]
-    assert TASK.decided(*told, data(ITEMS, 1.5)).null_threshold == 1.5
+    assert TASK.decided(ModelAnswers(*told, data(ITEMS, 1.5))).null_threshold == 1.5
     answered = [ITEMS[0], ITEMS[2]]
     with pytest.raises(
         UserError, match="no question without an answer among the 2 that are kept to choose by"
     ):
-        TASK.decided(*asked(answered, [1.0, 1.0]), data(answered, None))
+        TASK.decided(ModelAnswers(*asked(answered, [1.0, 1.0]), data(answered, None)))
 
 
 def test_odds_are_a_difference_of_sums() -> None:

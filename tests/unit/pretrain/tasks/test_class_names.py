@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
+from pretrain.tasks.base import ModelAnswers
 from pretrain.tasks.class_names import NAMES, ORDERS, read_outputs
 from pretrain.tasks.classification import GLUE
 from pretrain.tasks.registry import FINE_TUNED
@@ -164,8 +165,8 @@ def test_entities_of_other_types_count_as_wrong(tmp_path: Path) -> None:
     item = data.scored[0].items[0]
     feature: Any = type("Feature", (), {"inputs": [type("Input", (), {"first_tokens": {0: 0, 1: 1}})]})
     answers = [np.eye(5)[[3, 1]]]
-    assert task.predicted([item], [feature], answers, data) == [["B-PER", "B-MISC"]]
-    assert task.score([item], [feature], answers, data) == pytest.approx(
+    assert task.predicted(ModelAnswers([item], [feature], answers, data)) == [["B-PER", "B-MISC"]]
+    assert task.score(ModelAnswers([item], [feature], answers, data)) == pytest.approx(
         {"precision": 50, "recall": 100, "f1": 200 / 3}
     )
 
@@ -178,17 +179,17 @@ def test_a_better_order_is_remarked_and_not_taken(tmp_path: Path) -> None:
     items = [item._replace(label=label) for label in ("contradiction", "entailment", "neutral", "neutral")]
     answers = [np.eye(3)[i] for i in (0, 1, 2, 2)]  # in the order contradiction, entailment, neutral
     assumed = task.with_outputs(data, ["LABEL_0", "LABEL_1", "LABEL_2"], settings, MODEL)
-    assert task.score(items, [], answers, assumed) == {"accuracy": 0}
-    assert task.remark(items, [], answers, assumed) == (
+    assert task.score(ModelAnswers(items, [], answers, assumed)) == {"accuracy": 0}
+    assert task.remark(ModelAnswers(items, [], answers, assumed)) == (
         "read as contradiction, entailment, neutral, they have accuracy 100.0:"
         " class_order=[contradiction,entailment,neutral]"
     )
     stated = replace(settings, class_order=["contradiction", "entailment", "neutral"])
     found = task.with_outputs(data, ["LABEL_0", "LABEL_1", "LABEL_2"], stated, MODEL)
-    assert task.score(items, [], answers, found) == {"accuracy": 100}
-    assert task.remark(items, [], answers, found) == ""
+    assert task.score(ModelAnswers(items, [], answers, found)) == {"accuracy": 100}
+    assert task.remark(ModelAnswers(items, [], answers, found)) == ""
     right = [np.eye(3)[i] for i in (2, 0, 1, 1)]
-    assert task.remark(items, [], right, assumed) == ""
+    assert task.remark(ModelAnswers(items, [], right, assumed)) == ""
 
 
 @pytest.mark.parametrize("task", ["stsb", "swag", "squad1"])

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from data_pipeline.errors import UserError
 from pretrain.evaluate.fine_tune import FineTuner
 from pretrain.tasks import metrics
-from pretrain.tasks.base import TaskData
-from pretrain.tasks.dependencies import HEAD, TAGS, Biaffine, Parser, apply_rule, best_tree, lemma_rule
+from pretrain.tasks.base import ModelAnswers, TaskData
+from pretrain.tasks.dependencies import HEAD, TAGS, apply_rule, best_tree, lemma_rule
 from pretrain.tasks.encoders import Encoder
+from pretrain.tasks.heads import Biaffine, Parser
 from pretrain.tasks.inputs import Feature
 from pretrain.tasks.registry import FINE_TUNED
 from pretrain.tasks.settings import EvaluationSettings, settings_for
@@ -123,7 +124,7 @@ def test_every_encoder_learns_a_small_treebank(name: str, tmp_path: Path) -> Non
     )
     features = TASK.features(data.train.items, one.builder, data)
     one.train(features, lambda n: None)
-    found = TASK.score(data.train.items, features, one.answers(features, lambda n: None), data)
+    found = TASK.score(ModelAnswers(data.train.items, features, one.answers(features, lambda n: None), data))
     assert found["LAS"] == found["UPOS"] == found["Lemmas"] == found["MLAS"] == 100
     assert TASK.trivial(data.scored[0], data)["LAS"] < 50
 
@@ -239,11 +240,11 @@ def test_words_beyond_the_input_are_counted_as_wrong_not_left_out(tmp_path: Path
     assert kept[1] == 2
     answers = [right(feature, data) for feature in features]
     every = ("LAS", "UAS", "UPOS", "XPOS", "UFeats", "Lemmas", "CLAS", "MLAS", "BLEX")
-    assert TASK.score(trees, features, answers, data) == pytest.approx(
+    assert TASK.score(ModelAnswers(trees, features, answers, data)) == pytest.approx(
         dict.fromkeys(every, 100 * sum(kept) / 12)
     )
     whole = TASK.features(trees, Encoder(encoder_folder("bert")).builder(64), data)
-    found = TASK.score(trees, whole, [right(feature, data) for feature in whole], data)
+    found = TASK.score(ModelAnswers(trees, whole, [right(feature, data) for feature in whole], data))
     assert found == pytest.approx(dict.fromkeys(every, 100))
 
 

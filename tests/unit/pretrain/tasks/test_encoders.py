@@ -22,7 +22,7 @@ from pretrain.tasks.inputs import windows
 from pretrain.tasks.likelihood import score_sentences
 from pretrain.tasks.registry import FINE_TUNED
 from pretrain.tasks.settings import EvaluationSettings, settings_for
-from tests.factories.encoders import encoder_folder
+from tests.factories.encoders import encoder_folder, inputs_of
 from tests.factories.shards import random_examples, write_folder
 from tests.factories.tasks import FILES, write, write_pairs
 from tests.factories.vocabularies import trained
@@ -109,7 +109,7 @@ def both(tmp_path: Path) -> TwoWay:
 
 def test_a_right_to_left_model_scores_each_token_by_what_follows_it(both: TwoWay) -> None:
     encoder = Encoder(both.other)
-    found = score_sentences(encoder, [SENTENCE, "the fox"], EvaluationSettings(), 1, lambda n: None)
+    found = score_sentences(inputs_of(encoder), [SENTENCE, "the fox"])
     model = encoder.load("ForCausalLM", 1)
     ids = encoder.tokenizer(SENTENCE, return_tensors="pt")["input_ids"].flip(-1)
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_a_right_to_left_model_scores_each_token_by_what_follows_it(both: TwoWay
     words = range(1, ids.shape[1] - 1)
     expected = sum(float(logits[place - 1, ids[0, place]]) for place in words)
     assert found.log_likelihoods[0] == pytest.approx(expected, abs=1e-4)
-    forwards = score_sentences(Encoder(both.folder), [SENTENCE], EvaluationSettings(), 1, lambda n: None)
+    forwards = score_sentences(inputs_of(Encoder(both.folder)), [SENTENCE])
     assert found.tokens[0] == forwards.tokens[0] == len(words)
     assert abs(found.log_likelihoods[0] - forwards.log_likelihoods[0]) > 1e-3
 
@@ -278,7 +278,7 @@ def test_likelihoods_are_those_of_fp32(used: set[str]) -> None:
     def found(precision: str) -> list[float]:
         settings = EvaluationSettings(precision=precision)
         sentences = ["the quick fox jumped over it", "dogs slept"]
-        scores = score_sentences(Encoder(encoder_folder("bert")), sentences, settings, 1, lambda n: None)
+        scores = score_sentences(inputs_of(Encoder(encoder_folder("bert")), settings=settings), sentences)
         return scores.log_likelihoods.tolist()
 
     assert found("auto") == found("fp32") != found("bf16")

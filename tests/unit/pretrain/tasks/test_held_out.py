@@ -15,7 +15,7 @@ from pretrain.export.tokenizer import INPUTS
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.held_out import HeldOut
 from pretrain.tasks.settings import EvaluationSettings
-from tests.factories.encoders import ENCODERS, encoder_folder, write_encoder
+from tests.factories.encoders import ENCODERS, encoder_folder, inputs_of, write_encoder
 from tests.factories.shards import random_examples, write_folder
 from tests.factories.vocabularies import trained
 
@@ -43,7 +43,9 @@ def score(name: str, folder: Path, part: float = 1.0, encoder: Path | None = Non
     settings = EvaluationSettings(part=part)
     done: list[int] = []
     material = TASK.read(folder, settings)
-    found = TASK.score(Encoder(encoder or encoder_folder(name)), material, settings, 1, done.append)
+    found = TASK.score(
+        inputs_of(Encoder(encoder or encoder_folder(name)), material, settings, on_progress=done.append)
+    )
     assert sum(done) == material.size
     return found
 

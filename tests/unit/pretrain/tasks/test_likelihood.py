@@ -25,7 +25,7 @@ from pretrain.tasks.likelihood import (
     summary,
 )
 from pretrain.tasks.settings import EvaluationSettings
-from tests.factories.encoders import encoder_folder
+from tests.factories.encoders import encoder_folder, inputs_of
 from tests.factories.tasks import write_pairs
 
 SENTENCES = [
@@ -38,7 +38,7 @@ MASKED = ["bert", "roberta", "albert", "electra", "ernie", "distilbert", "modern
 
 def scores(name: str, sentences: list[str] = SENTENCES) -> np.ndarray:
     encoder = Encoder(encoder_folder(name))
-    return score_sentences(encoder, sentences, EvaluationSettings(), 1, lambda n: None).log_likelihoods
+    return score_sentences(inputs_of(encoder), sentences).log_likelihoods
 
 
 @torch.no_grad()
@@ -88,7 +88,7 @@ def test_sentences_of_the_same_ids_are_equally_likely_whatever_their_batches(
     done: list[int] = []
     sentences = [pair[0], *others, pair[1]]
     encoder = Encoder(encoder_folder(name))
-    found = score_sentences(encoder, sentences, EvaluationSettings(), 1, done.append)
+    found = score_sentences(inputs_of(encoder, on_progress=done.append), sentences)
     assert len(batches) > 1
     assert sum(done) == len(sentences) == len(found.tokens)
     assert len(set(found.log_likelihoods.tolist())) == 4
@@ -146,12 +146,12 @@ def test_a_folder_without_the_head_for_words_is_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"lacks weights of BertForMaskedLM: cls\.predictions"):
-        score_sentences(Encoder(tmp_path), SENTENCES, EvaluationSettings(), 1, lambda n: None)
+        score_sentences(inputs_of(Encoder(tmp_path)), SENTENCES)
 
 
 def test_unknown_tokens_are_counted() -> None:
     encoder = Encoder(encoder_folder("bert"))
-    found = score_sentences(encoder, ["the \u2a00 \u2a01 the"], EvaluationSettings(), 1, lambda n: None)
+    found = score_sentences(inputs_of(encoder), ["the \u2a00 \u2a01 the"])
     assert found.unknown_share == 0.5
     assert found.tokens.tolist() == [4]
 
@@ -183,14 +183,9 @@ def test_the_floor_is_the_same_encoder_without_its_weights(tmp_path: Path) -> No
     data = Blimp().read(write_pairs(tmp_path), EvaluationSettings())
     encoder, floor = (Encoder(encoder_folder("bert"), pretrained=known) for known in (True, False))
     assert floor.identity["weights"] == NOT_PRETRAINED != encoder.identity["weights"]
-    one, again, other = (
-        Blimp().score(floor, data, EvaluationSettings(), seed, lambda n: None) for seed in (1, 1, 2)
-    )
+    one, again, other = (Blimp().score(inputs_of(floor, data, seed=seed)) for seed in (1, 1, 2))
     assert one == again
-    assert (
-        Blimp().score(encoder, data, EvaluationSettings(), 1, lambda n: None)["paradigms"].keys()
-        == one["paradigms"].keys()
-    )
+    assert Blimp().score(inputs_of(encoder, data))["paradigms"].keys() == one["paradigms"].keys()
     weights = floor.load("ForMaskedLM", 1).state_dict()
     assert not torch.equal(
         weights["bert.encoder.layer.0.output.dense.weight"],
@@ -223,8 +218,8 @@ def test_figures_follow_from_the_likelihoods_of_the_sentences(name: str, text: P
     assert material.files.keys() == {"one.txt", "more/two.jsonl"}
     one = TASK.read(text / "more" / "two.jsonl", settings)
     assert (one.items, one.files) == ([TEXT[2]], {"two.jsonl": material.files["more/two.jsonl"]})
-    found = TASK.score(encoder, material, settings, 1, lambda n: None)
-    scores = score_sentences(encoder, TEXT, settings, 1, lambda n: None)
+    found = TASK.score(inputs_of(encoder, material, settings))
+    scores = score_sentences(inputs_of(encoder, settings=settings), TEXT)
     nats = -scores.log_likelihoods.sum()
     assert found["scores"] == pytest.approx(
         {
@@ -242,9 +237,9 @@ def test_the_trivial_answer_is_the_entropy_of_the_same_tokens(tmp_path: Path) ->
     (tmp_path / "one.txt").write_text("the dogs the dogs\n")
     settings = EvaluationSettings()
     material = TASK.read(tmp_path, settings)
-    found = TASK.score(Encoder(encoder_folder("bert")), material, settings, 1, lambda n: None)
+    found = TASK.score(inputs_of(Encoder(encoder_folder("bert")), material, settings))
     counts = score_sentences(
-        Encoder(encoder_folder("bert")), ["the dogs the dogs"], settings, 1, lambda n: None
+        inputs_of(Encoder(encoder_folder("bert")), settings=settings), ["the dogs the dogs"]
     )
     shares = counts.frequencies[counts.frequencies > 0] / counts.frequencies.sum()
     assert found["trivial"]["perplexity"] == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
@@ -253,9 +248,7 @@ def test_the_trivial_answer_is_the_entropy_of_the_same_tokens(tmp_path: Path) ->
 def test_sentences_longer_than_the_positions_are_cut_and_counted(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(f"{' '.join(['dogs'] * 100)}\n")
     settings = EvaluationSettings()
-    found = TASK.score(
-        Encoder(encoder_folder("bert")), TASK.read(tmp_path, settings), settings, 1, lambda n: None
-    )
+    found = TASK.score(inputs_of(Encoder(encoder_folder("bert")), TASK.read(tmp_path, settings), settings))
     assert found["notes"] == ["1 sentences were cut to the encoder's positions"]
     assert found["tokens"] == 64
 
@@ -267,7 +260,7 @@ def test_of_a_cut_sentence_only_what_was_scored_counts(name: str, tmp_path: Path
     builder = encoder.builder(encoder.max_positions)
     fits = next(n for n in range(len(words), 0, -1) if not builder.single(" ".join(words[:n])).was_cut)
     (tmp_path / "one.txt").write_text(f"{' '.join(words)}\n")
-    found = TASK.score(encoder, TASK.read(tmp_path, settings), settings, 1, lambda n: None)
+    found = TASK.score(inputs_of(encoder, TASK.read(tmp_path, settings), settings))
     assert len(found["notes"]) == 1
     for figures in (found["scores"], found["trivial"]):
         nats = math.log(figures["perplexity"]) * found["tokens"]

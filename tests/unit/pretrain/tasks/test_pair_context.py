@@ -14,7 +14,7 @@ from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.held_out import segments_of
 from pretrain.tasks.pair_context import Donors, PairContext, scored_in, with_other_text
 from pretrain.tasks.settings import EvaluationSettings
-from tests.factories.encoders import encoder_folder
+from tests.factories.encoders import encoder_folder, inputs_of
 from tests.factories.shards import write_folder
 from tests.unit.pretrain.tasks.test_tasks_attention import VOCABULARY, framed
 
@@ -34,7 +34,7 @@ def test_variants_by_hand(tmp_path: Path) -> None:
     examples, encoder, task = shown_masks(), Encoder(encoder_folder("bert")), PairContext()
     write_folder(tmp_path / "s", [examples], [examples], vocabulary=VOCABULARY, sequences="segment_pair")
     settings = EvaluationSettings()
-    found = task.score(encoder, task.read(tmp_path / "s", settings), settings, 1, lambda n: None)["scores"]
+    found = task.score(inputs_of(encoder, task.read(tmp_path / "s", settings), settings))["scores"]
     model = encoder.load("ForPreTraining", 1)
     sums = dict.fromkeys(("true", "none"), 0.0)
     count = 0
@@ -96,9 +96,9 @@ def test_no_pair_is_left_out_whatever_the_batches(tmp_path: Path, monkeypatch: p
     write_folder(tmp_path / "s", [examples], [examples], vocabulary=VOCABULARY, sequences="segment_pair")
     settings = EvaluationSettings()
     material = task.read(tmp_path / "s", settings)
-    whole = task.score(encoder, material, settings, 1, lambda n: None)
+    whole = task.score(inputs_of(encoder, material, settings))
     monkeypatch.setattr(pair_context, "BATCH_TOKENS", 1)  # an example each
-    alone = task.score(encoder, material, settings, 1, lambda n: None)
+    alone = task.score(inputs_of(encoder, material, settings))
     following = examples.take(np.flatnonzero(examples.labels == 0))
     assert 2 < len(following) < len(examples)
     assert whole["examples"] == alone["examples"] == {"dev": len(following)}
@@ -116,7 +116,7 @@ def test_a_single_pair_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path / "s", [examples], [examples], vocabulary=VOCABULARY, sequences="segment_pair")
     settings = EvaluationSettings()
     with pytest.raises(UserError, match="has no two pairs whose B follows A, with"):
-        task.score(encoder, task.read(tmp_path / "s", settings), settings, 1, lambda n: None)
+        task.score(inputs_of(encoder, task.read(tmp_path / "s", settings), settings))
 
 
 def test_the_scored_segment_alone_is_predicted() -> None:

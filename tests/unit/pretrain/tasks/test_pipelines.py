@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from pretrain.evaluate.fine_tune import FineTuner
-from pretrain.tasks.base import TaskData
+from pretrain.tasks.base import ModelAnswers, TaskData
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.files import Split
 from pretrain.tasks.questions import ANSWER_TOKENS, BEST, QUESTIONS, STEP, Question
@@ -63,7 +63,7 @@ def our_tags(folder: Path) -> list[list[str]]:
     assert isinstance(task, Tagging)
     data = TaskData(Split("train", []), (Split("dev", SENTENCES),), TAGS)
     features, answers, data = answered(task, folder, SENTENCES, data, 64)
-    return task.predicted(SENTENCES, features, answers, data)
+    return task.predicted(ModelAnswers(SENTENCES, features, answers, data))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -170,7 +170,7 @@ def test_answers_are_those_of_the_documented_decoding(name: str, is_long: bool, 
     data = TaskData(Split("train", []), (Split("dev", items),))
     features, answers, _ = answered(task, folder, items, data, max_length)
     assert len(features) > 4 * len(items) if is_long else len(features) == len(items)
-    found = task.candidates(items, features, answers)
+    found = task.candidates(ModelAnswers(items, features, answers, data))
     builder = Encoder(folder).builder(max_length)
     for item, ours in zip(items, found, strict=True):
         room = max_length - builder.special_pair - len(builder.encoded(item.question))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from pretrain.tasks.base import TaskData
+from pretrain.tasks.base import ModelAnswers, TaskData
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.files import Split
 from pretrain.tasks.inputs import windows
@@ -155,7 +155,7 @@ def planted(item: Question, wanted: tuple[int, int], null: float = -3.0) -> dict
                 logits[place, 1] += 10 * (span[1] == wanted[1])
         answers.append(logits)
     split = Split("dev", [item])
-    return TASK.score([item], features, answers, TaskData(split, (split,)))
+    return TASK.score(ModelAnswers([item], features, answers, TaskData(split, (split,))))
 
 
 def test_the_likeliest_answer_of_all_windows_is_given() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.tasks.base import TaskData
+from pretrain.tasks.base import ModelAnswers, TaskData
 from pretrain.tasks.files import Split, drawn
 from pretrain.tasks.registry import FINE_TUNED, check_setting, chosen_tasks, folder_of
 from pretrain.tasks.settings import settings_for
@@ -237,7 +237,9 @@ def test_own_files_of_both_kinds_are_scored_side_by_side(tmp_path: Path) -> None
     measured = (("pearson", "spearman"), ("accuracy",))
     for data, said, names in zip(both, answers, measured, strict=True):
         assert task.headline_of(data) == names[0]
-        assert task.score(data.scored[0].items, [], said, data) == pytest.approx(dict.fromkeys(names, 100))
+        assert task.score(ModelAnswers(data.scored[0].items, [], said, data)) == pytest.approx(
+            dict.fromkeys(names, 100)
+        )
         assert tuple(task.trivial(data.scored[0], data)) == names
 
 

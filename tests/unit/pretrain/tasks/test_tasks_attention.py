@@ -13,7 +13,7 @@ from pretrain.tasks.attention import CLASSES, Attention, AttentionTask, _Found, 
 from pretrain.tasks.encoders import Encoder
 from pretrain.tasks.held_out import ExampleBatches
 from pretrain.tasks.settings import EvaluationSettings
-from tests.factories.encoders import encoder_folder
+from tests.factories.encoders import encoder_folder, inputs_of
 from tests.factories.shards import random_examples, write_folder
 from tests.factories.vocabularies import trained
 
@@ -37,7 +37,7 @@ def framed(count: int = 12) -> Examples:
 def measured(folder: Path, encoder: Encoder, examples: Examples) -> dict[str, Any]:
     write_folder(folder, [examples], [examples], vocabulary=VOCABULARY)
     settings = EvaluationSettings()
-    return TASK.score(encoder, TASK.read(folder, settings), settings, 1, lambda n: None)
+    return TASK.score(inputs_of(encoder, TASK.read(folder, settings), settings))
 
 
 class Even(Encoder):
