@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from data_pipeline.errors import printable
-from data_pipeline.io.files import (
+from data_pipeline.io.caches import (
     choose_cache,
     hash_sources,
     make_private,

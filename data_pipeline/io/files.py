@@ -1,30 +1,22 @@
-"""Read bytes from paths and fsspec URIs, write files atomically, encode canonical JSON, and find private cache folders.
+"""Read bytes from paths and fsspec URIs, write files atomically, and encode canonical JSON.
 
 Canonical JSON is one text for one value. A sealed file is a JSON object with the field `sha256`: the hash of the object
 without it, as `canonical_json` encodes it. It shows damage, wherever that is. It is no signature: whoever changes a
 file on purpose can seal it again.
-
-Caches of compiled code hold pickles and libraries, which are executed as they are loaded: whoever may write into one,
-or put another folder in its place, runs code as this user. `not_private` is the one rule for numba's, Inductor's and
-Triton's.
 """
 
 import errno
-import grp
 import hashlib
 import json
 import os
-import pwd
 import re
 import secrets
 import shutil
 import stat
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.io.object_store import (
@@ -38,121 +30,6 @@ from data_pipeline.io.object_store import (
 if TYPE_CHECKING:  # what reads settings or a run's files need not wait for numpy
     import numpy as np
     from numpy.typing import NDArray
-
-
-# Say where caches of this user may lie, and name the source code that decides what is in them.
-
-
-def user_caches(environment: Mapping[str, str]) -> list[Path]:
-    """List the folders in which `environment` lets Maskmill keep caches for its user, the best first: below
-    XDG_CACHE_HOME, below HOME. Empty where it names neither. Creates nothing."""
-    cache, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
-    named = [Path(cache)] if cache else []
-    return [folder / "maskmill" for folder in (*named, *([Path(home) / ".cache"] if home else []))]
-
-
-class Chosen(NamedTuple):
-    """A folder for compiled code, and why a better one is not taken; empty if there is no better one."""
-
-    folder: Path
-    why: str
-
-
-def choose_cache(places: Iterable[Path]) -> Chosen | None:
-    """Return the first of these folders that takes files and that nobody else may write to; None if there is none. Each
-    may have yet to be created. Creates nothing."""
-    why = ""
-    for folder in places:
-        if not _takes_files(folder):
-            continue
-        reason = not_private(folder)
-        if not reason:
-            return Chosen(folder, why)
-        why = why or f"not in {folder}: {reason}"
-    return None
-
-
-def own_temporary_folder() -> Path:
-    """Return the folder for this user's caches where there is no other; it may have yet to be created, and may turn
-    out to be somebody else's."""
-    return Path(tempfile.gettempdir()) / f"maskmill-{os.getuid()}"
-
-
-def make_private(folder: Path) -> None:
-    """Create the folder, if it is missing, for this user alone. Raises OSError."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-
-
-def not_private(folder: Path) -> str:
-    """Return why others could put files into `folder`, which may have yet to be created; empty if they cannot.
-
-    It, and what lies directly in it, has to be this user's, and writable for nobody else. The folders above have to be
-    this user's or root's; others may write to them only if they cannot rename what is in them, as in /tmp."""
-    try:
-        real = Path(os.path.realpath(folder))
-        for place in (real, *real.parents):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                reason = _loose(place, place.lstat(), is_above=place != real)
-                if reason:
-                    return reason
-        inside = list(real.iterdir()) if real.is_dir() else []
-        return next(filter(None, (_loose(place, place.lstat(), is_above=False) for place in inside)), "")
-    except OSError as error:
-        return f"{error.filename or folder}: {error.strerror}"
-
-
-def _loose(place: Path, found: os.stat_result, *, is_above: bool) -> str:
-    """Return why others may change `place`; empty if they may not."""
-    if found.st_uid != os.getuid() and not (is_above and found.st_uid == 0):
-        return f"{place} belongs to {_user_name(found.st_uid)}"
-    others = found.st_mode & stat.S_IWOTH or (
-        found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
-    )
-    if stat.S_ISLNK(found.st_mode) or not others or (is_above and found.st_mode & stat.S_ISVTX):
-        return ""
-    return f"others may write to {place}"
-
-
-def _user_name(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"user {number}"
-
-
-def _is_own_group(number: int) -> bool:
-    """Return whether the group has no member but this user, as where each user has a group of the same name."""
-    try:
-        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(number)
-    except KeyError:
-        return False
-    is_named_alike = group.gr_name == user.pw_name and user.pw_gid == number
-    return is_named_alike and set(group.gr_mem) <= {user.pw_name}
-
-
-def _takes_files(folder: Path) -> bool:
-    """Return whether this process may write into the folder, which may have yet to be created."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-
-
-def package_folder(module: str) -> Path:
-    """Return the folder of the package that the imported module of this name belongs to, at any depth."""
-    return Path(str(sys.modules[module.partition(".")[0]].__file__)).parent
-
-
-def hash_sources(package: Path) -> str:
-    """Hash every source file of the folder `package`, subfolders included, as 16 hexadecimal digits.
-
-    All files, because any of them may matter: what was compiled or counted keeps constants of modules that it names
-    nowhere. Reading some hundred files takes a few milliseconds."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(package.rglob("*.py")):
-        text = path.read_bytes()
-        digest.update(f"{path.relative_to(package)} {len(text)}\n".encode() + text)
-    return digest.hexdigest()
 
 
 # Encode JSON canonically, and seal it.
@@ -336,6 +213,14 @@ def open_unlinked(path: str | os.PathLike[str], flags: int) -> int:
         if error.errno != errno.ELOOP:
             raise
         raise linked(path) from None
+
+
+def check_is_new(folder: Path) -> None:
+    """Raise UserError if `folder` is there with something in it, or is a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            "exists already", where=folder, expected="a new folder", remedy="name another or remove it"
+        )
 
 
 def own_folder(path: Path, *, parents: bool = False) -> Path:

@@ -8,6 +8,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,10 @@ def hash_of(path: Path) -> str:
 def file_hash(path: Path, size: int, changed_at: int) -> str:
     """Return the SHA-256 of a file, computed once while it is unchanged."""
     return file_sha256(path)
+
+
+def weights_hash(folder: Path) -> str:
+    """Return the SHA-256 of the hashes of a folder's *.safetensors, in the order of their names; empty where it has
+    none."""
+    files = [file for file in sorted(folder.glob("*.safetensors")) if file.is_file()]
+    return sha256("".join(map(hash_of, files)).encode()).hexdigest() if files else ""

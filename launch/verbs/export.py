@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import check_is_new
 from launch import completion
 from launch.app import Folder, Overrides, app, errors, run_folder, say
 from launch.progress import waiting
@@ -33,8 +34,6 @@ def export(
     \b
     Example:
         maskmill export runs/base --out models/base"""
-    from pretrain.export.hub import check_is_new
-
     folder = run_folder(source, overrides)
     if out:
         check_is_new(Path(out))  # before transformers is imported, which takes seconds

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from data_pipeline.errors import redact_settings
+from data_pipeline.io.model_folder import weights_hash
 from data_pipeline.shards.index import Index
 from data_pipeline.sources.snapshot import name_only, source_names
 from pretrain.checkpoint.store import Checkpoint
@@ -23,7 +24,6 @@ from pretrain.export.hub import PLACEHOLDER, front_matter
 from pretrain.export.lineage import Parent, parent_of
 from pretrain.export.parity import Parity
 from pretrain.huggingface.base import Family
-from pretrain.huggingface.config_json import weights_hash
 from pretrain.preflight.gpus import data_sheet
 from pretrain.run.events import Attempt, read_attempts
 from pretrain.run.files import is_number

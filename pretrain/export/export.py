@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError, redact
-from data_pipeline.io.files import canonical_json, file_sha256, writing
+from data_pipeline.io.files import canonical_json, check_is_new, file_sha256, writing
 from data_pipeline.io.model_folder import NOTE
 from data_pipeline.records import Examples
 from data_pipeline.settings import SEPARATORS, DataSettings
@@ -31,7 +31,6 @@ from pretrain.config.renamed import with_new_keys
 from pretrain.config.settings import RunConfig
 from pretrain.export.card import Card, card_of, language_of, write_card
 from pretrain.export.fill import Sample, decoded, fill_samples
-from pretrain.export.hub import check_is_new
 from pretrain.export.parity import Parity, check_parity
 from pretrain.export.tokenizer import vocabulary_of, write_tokenizer
 from pretrain.huggingface.base import Config, Family

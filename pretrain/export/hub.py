@@ -62,14 +62,6 @@ class Upload:
         }
 
 
-def check_is_new(folder: Path) -> None:
-    """Raise UserError if `folder` is there with something in it, or is a file."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            "exists already", where=folder, expected="a new folder", remedy="name another or remove it"
-        )
-
-
 def exported_folders(source: Path) -> list[Path]:
     """Return the exported models in `source`, or of the run in this folder: one, or several in a folder each, if the
     objective exports several. Raises UserError for a run without any."""

@@ -1,7 +1,6 @@
 """Convert settings and weights to a Hugging Face family and back, and read Hugging Face folders.
 
 base.py         what a family is: its config and its weights in both directions, and its logits
-heads.py        what such models lack to be compared with ours: a head kept beside one, float64 throughout
 registry.py     all families, and which of them a folder or a run's export is of
 config_json.py  a folder's config.json, checked before any library reads it
 folder.py       weights and settings of a folder of any family, as ours

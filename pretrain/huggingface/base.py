@@ -127,6 +127,9 @@ class WeightNames:
     beside: Mapping[str, str] = field(default_factory=dict)
     """Files beside the model, for heads that the class lacks -> the prefix of our names of such a head, under which the
     file holds it."""
+    token_head: str = ""
+    """Of `beside`, the file of a head with one logit for each token, which is compared too: Linear, the model's
+    activation, Linear."""
     tied: Mapping[str, str] = field(default_factory=dict)
     """Copies -> the tensors they are copies of. Copies are read and compared, and not written: if both are present and
     different, transformers leaves them untied without a warning."""
@@ -407,12 +410,6 @@ class Family(WeightNames):
         columns["attention_mask"][example, position] = 1
         return {name: columns[name] for name in self.model_inputs}
 
-    def completed(
-        self, model: "transformers.PreTrainedModel", folder: Path
-    ) -> "transformers.PreTrainedModel":
-        """Return the model that was loaded from a folder, with what `logits` needs besides from files beside it."""
-        return model
-
     def logits(
         self, model: "transformers.PreTrainedModel", batch: "MicroBatch", pad: int
     ) -> "dict[str, Tensor]":
@@ -440,7 +437,7 @@ UNSCALED: tuple[object, ...] = (None, {}, {"rope_type": "default"}, {"type": "de
 
 
 class Rotary(Family):
-    """A family whose class states `biases` in several fields, and rotates in float32."""
+    """A family whose class states `biases` in several fields."""
 
     also: ClassVar[Mapping[str, tuple[str, ...]]]
     """Field -> further fields that have its value."""
@@ -463,12 +460,3 @@ class Rotary(Family):
             for name in others
             if name in known and known[name] != known.get(one)
         ]
-
-    def logits(
-        self, model: "transformers.PreTrainedModel", batch: "MicroBatch", pad: int
-    ) -> "dict[str, Tensor]":
-        """Compute their logits for a packed batch by the names of our heads; in float64 without rounding between."""
-        from pretrain.huggingface.heads import KeepFloat64
-
-        with KeepFloat64():
-            return super().logits(model, batch, pad)

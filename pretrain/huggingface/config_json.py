@@ -1,4 +1,4 @@
-"""Read and check a Hugging Face folder's config.json before any library does, and hash the folder's weights.
+"""Read and check a Hugging Face folder's config.json before any library does.
 
 Its numbers are checked before something is made as large as they say. Does not import torch.
 """
@@ -6,12 +6,11 @@ Its numbers are checked before something is made as large as they say. Does not 
 import re
 import reprlib
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.model_folder import hash_of, read_json
+from data_pipeline.io.model_folder import read_json
 
 LIMITS = (
     (re.compile(r"(layers?|groups?|heads?|experts|group_num)$"), 1 << 12),
@@ -61,10 +60,3 @@ def _integers(found: object, name: str = "") -> Iterator[tuple[str, int]]:
     elif isinstance(found, list):
         for value in found:
             yield from _integers(value, name)
-
-
-def weights_hash(folder: Path) -> str:
-    """Return the SHA-256 of the hashes of a folder's *.safetensors, in the order of their names; empty where it has
-    none."""
-    files = [file for file in sorted(folder.glob("*.safetensors")) if file.is_file()]
-    return sha256("".join(map(hash_of, files)).encode()).hexdigest() if files else ""

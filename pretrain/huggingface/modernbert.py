@@ -9,7 +9,6 @@ folder has both.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from data_pipeline.shards.index import VocabularyStamp
@@ -28,7 +27,7 @@ from pretrain.huggingface.electra import (
 )
 
 if TYPE_CHECKING:
-    import transformers
+    pass
 
 
 _LAYER = "encoder.layers.{i}"
@@ -243,14 +242,6 @@ class ModernBertDiscriminator(Discriminator, ModernBert):
         """Describe the settings of an encoder that no model of the class has, one line each."""
         return super().inexpressible(encoder) + projected(encoder, "the discriminator")
 
-    def completed(
-        self, model: "transformers.PreTrainedModel", folder: Path
-    ) -> "transformers.PreTrainedModel":
-        """Return the model with the head beside it."""
-        from pretrain.huggingface.heads import WithTokenHead
-
-        return WithTokenHead(model, folder / HEAD_FILE, HEAD)  # type: ignore[return-value]
-
 
 class ModernBertGenerator(Generator, ModernBert):
     """A ModernBERT that fills in masked tokens; the activation of its head is GELU whatever its layers have."""
@@ -293,6 +284,7 @@ MODERNBERT_DISCRIMINATOR = ModernBertDiscriminator(
         "fixed": {"tie_word_embeddings": True},
         "besides": {EMBEDDINGS: str},
         "beside": {HEAD_FILE: HEAD},
+        "token_head": HEAD_FILE,
         "tied": {},
         "pipeline": "",
         "tags": ("modernbert", "electra", "replaced-token-detection"),

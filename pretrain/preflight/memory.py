@@ -24,7 +24,8 @@ import torch
 from torch import nn
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import hash_sources, package_folder, user_caches, write_whole
+from data_pipeline.io.caches import hash_sources, package_folder, user_caches
+from data_pipeline.io.files import write_whole
 from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.settings import RunConfig

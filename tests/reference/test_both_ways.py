@@ -19,8 +19,8 @@ from data_pipeline.shards.index import VocabularyStamp
 from pretrain.config.encoder import EncoderSettings
 from pretrain.config.settings import RunConfig
 from pretrain.export.export import with_own_inputs
+from pretrain.export.parity import KeepFloat64
 from pretrain.huggingface.base import Family
-from pretrain.huggingface.heads import KeepFloat64
 from pretrain.huggingface.registry import chosen_families
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import initialize, load_parameters, without_padding

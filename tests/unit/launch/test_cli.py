@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_pipeline.io import caches
+from data_pipeline.io.caches import CACHES, compile_caches
 from launch import app, cli
-from launch import cli as module
-from launch.cli import CACHES, compile_caches
 from tests.command_line import command, environ
 
 NAMELESS = 54_321
@@ -52,7 +52,7 @@ def test_a_folder_that_takes_no_files_is_passed_over(
     (tmp_path / "work").mkdir()
     refused, access = {tmp_path / "work"}, os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path not in refused and access(path, mode))
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(caches.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     image = {"NUMBA_CACHE_DIR": str(tmp_path / "work/.cache/numba"), "HOME": str(tmp_path / "home")}
     assert compile_caches(image)["TRITON_CACHE_DIR"] == str(tmp_path / "home/.cache/maskmill/triton")
     own = tmp_path / "tmp" / f"maskmill-{os.getuid()}"

@@ -40,10 +40,9 @@ def test_an_old_name_is_the_new_setting_and_the_line_says_its_name(
     monkeypatch.setattr("launch.recipe._told", set())
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(yaml.safe_dump({"extends": "demo"} | nested(VALUES)))
-    for config, where in (
-        (load_config("demo", [f"{key}={value}" for key, value in VALUES.items()]), "command line"),
-        (load_config(str(recipe), []), recipe),
-    ):
+    overrides = [f"{key}={value}" for key, value in VALUES.items()]
+    for name, pairs, where in (("demo", overrides, "command line"), (str(recipe), [], recipe)):
+        config = load_config(name, pairs)
         assert [value_of(config, new) for new in RENAMED.values()] == list(VALUES.values())
         assert capsys.readouterr().err.splitlines() == lines(where)
     load_config(str(recipe), [])

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.io.files import choose_cache, make_private, not_private
-from launch.cli import compile_caches
+from data_pipeline.io.caches import choose_cache, compile_caches, make_private, not_private
 from tests.command_line import ROOT, environ
 
 is_root = pytest.mark.skipif(os.getuid() != 0, reason="gives folders to another user")
