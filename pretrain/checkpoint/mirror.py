@@ -78,12 +78,12 @@ class Mirror:
         self._drop_old(Path(copy).name)
 
     def _drop_old(self, newest: str) -> None:
-        found = sorted({*self._copies(), newest})
-        whole = {step_of(Path(name)): name for name in found if self._is_whole(name)}
+        copies = sorted({*self._copies(), newest})
+        whole = {step_of(Path(name)): name for name in copies if self._is_whole(name)}
         whole[step_of(Path(newest))] = newest  # of several copies of a step, keep the one just made
         staying = kept({step: self._losses.get(name) for step, name in whole.items()}, self._config)
         stay = {whole[step] for step in staying} | {newest}  # one of a later step may be damaged
-        for name in found:
+        for name in copies:
             if name not in stay:
                 self._remove(name)
 
@@ -119,16 +119,16 @@ class Mirror:
         except FileNotFoundError:
             return None
 
-    def refuse_another_run(self, run: Path, found: bytes | None) -> None:
-        """Raise UserError if these are copies of a different run than the one in the folder `run`. `found`: what
+    def refuse_another_run(self, run: Path, mirrored: bytes | None) -> None:
+        """Raise UserError if these are copies of a different run than the one in the folder `run`. `mirrored`: what
         the method `run` returned; a run lost before its first whole copy does not conflict."""
         here = read_run(run)
-        if found is None or here is None:
+        if mirrored is None or here is None:
             return
-        theirs = parsed_run(found, f"{self.uri}/{RUN}")
-        if here["id"] != theirs["id"] and any(map(self._is_whole, self._copies())):
+        there = parsed_run(mirrored, f"{self.uri}/{RUN}")
+        if here["id"] != there["id"] and any(map(self._is_whole, self._copies())):
             raise UserError(
-                f"mirrors another run of these settings, {theirs['id']} (here: {here['id']})",
+                f"mirrors another run of these settings, {there['id']} (here: {here['id']})",
                 where=self.uri,
                 remedy="choose another checkpoint.mirror",
             )
@@ -207,19 +207,19 @@ def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
     nothing here to resume from."""
     folder, mirror = Path(config.run.dir), Mirror(config)
     try:
-        found = mirror.run()
+        mirrored = mirror.run()
     except UserError as error:
         if not checkpoints(folder):
             raise
         return f"maskmill: WARNING: {error}; resuming from the checkpoints here"
-    if found is None:
+    if mirrored is None:
         return ""
-    theirs = parsed_run(found, f"{mirror.uri}/{RUN}")
-    refuse_another(theirs["identity"], identity, mirror.uri, "choose another checkpoint.mirror")
+    there = parsed_run(mirrored, f"{mirror.uri}/{RUN}")
+    refuse_another(there["identity"], identity, mirror.uri, "choose another checkpoint.mirror")
     if checkpoints(folder):
-        mirror.refuse_another_run(folder, found)
+        mirror.refuse_another_run(folder, mirrored)
         return ""
-    step = mirror.fetch_newest(folder, about=sealed_json(theirs))
+    step = mirror.fetch_newest(folder, about=sealed_json(there))
     if step is None:
         return ""
     return f"brought back the checkpoint of step {step:,} from {mirror.uri}"

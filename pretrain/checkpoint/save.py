@@ -33,9 +33,9 @@ FAILED_RUN_WAIT_SECONDS = 60.0
 """Seconds that a failing run waits for a save in progress: the ranks that the save waits for may be gone."""
 
 
-Failed = Callable[[str, int, str], None]
+OnFailure = Callable[[str, int, str], None]
 """Callback per save or copy to the mirror that failed: which of the two, step, why."""
-Told = Callable[[int, float, float, int], None]
+OnSaved = Callable[[int, float, float, int], None]
 """Callback per checkpoint: step, seconds until it was whole, seconds of these that blocked training, bytes."""
 
 
@@ -48,14 +48,14 @@ class Saver:
         world: World,
         console: Console,
         step: int,
-        told: Told | None = None,
-        failed: Failed | None = None,
+        on_saved: OnSaved | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
-        """Set up the saver. `told` and `failed` are called on the first rank, in the writing thread, for each completed
-        checkpoint and for each that could not be written, or copied to the mirror."""
+        """Set up the saver. `on_saved` and `on_failure` are called on the first rank, in the writing thread, for each
+        completed checkpoint and for each that could not be written, or copied to the mirror."""
         self.saved = step
         """Step of the newest whole checkpoint that this rank has waited for; 0: none."""
-        self._config, self._console, self._told, self._on_failure = config, console, told, failed
+        self._config, self._console, self._on_saved, self._on_failure = config, console, on_saved, on_failure
         self._began = self._held = 0.0
         self._run, self._world = Path(config.run.dir), world.apart()
         self._mirror = Mirror(config) if config.checkpoint.mirror else None
@@ -113,7 +113,7 @@ class Saver:
             if for_good:
                 raise
             self._warn(f"the newest checkpoint was not mirrored: {error}", "the next start tries again")
-            self._report(NOT_MIRRORED, self.saved, str(error))
+            self._report_failure(NOT_MIRRORED, self.saved, str(error))
 
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         self._thread = Thread(target=work, args=arguments, name="checkpoint", daemon=True)
@@ -131,13 +131,13 @@ class Saver:
                 else "there is no checkpoint yet"
             )
             self._warn(f"checkpoint of step {step:,} not saved: {error}; {latest}")
-            self._report(NOT_SAVED, step, str(error))
+            self._report_failure(NOT_SAVED, step, str(error))
             return
         except Exception as error:
             self._failed = error  # a bug, or lost ranks: the training loop raises it
             return
         self._failed, self.saved, self._uncopied = None, step, folder
-        self._tell(step, folder)
+        self._report_saved(step, folder)
         self._name_latest(folder)
         try:
             self._world.together(lambda: drop_old(self._config) if self._world.rank == 0 else None)
@@ -146,7 +146,7 @@ class Saver:
             self._warn(
                 f"the checkpoint of step {step:,} is saved here, but not mirrored, or old ones not deleted: {error}"
             )
-            self._report(NOT_MIRRORED, step, str(error))
+            self._report_failure(NOT_MIRRORED, step, str(error))
         except Exception as error:
             self._failed = error
 
@@ -166,17 +166,17 @@ class Saver:
             self._copy()
         except UserError as error:
             self._warn(f"{folder.name} is whole here, and may not be mirrored: {error}")
-            self._report(NOT_MIRRORED, step_of(folder), str(error))
+            self._report_failure(NOT_MIRRORED, step_of(folder), str(error))
         except Exception as error:
             self._failed = error
 
-    def _tell(self, step: int, folder: Path) -> None:
-        if self._told is not None and self._world.rank == 0:
+    def _report_saved(self, step: int, folder: Path) -> None:
+        if self._on_saved is not None and self._world.rank == 0:
             with suppress(OSError):  # the folder is gone: the next save reports it on all ranks
                 size = sum(path.stat().st_size for path in folder.iterdir())
-                self._told(step, time.perf_counter() - self._began, self._held, size)
+                self._on_saved(step, time.perf_counter() - self._began, self._held, size)
 
-    def _report(self, kind: str, step: int, why: str) -> None:
+    def _report_failure(self, kind: str, step: int, why: str) -> None:
         if self._on_failure is not None and self._world.rank == 0:
             self._on_failure(kind, step, why)
 

@@ -64,9 +64,9 @@ class Marker(NamedTuple):
     """`file`, `bytes` and `sha256` of every file beside the marker."""
 
 
-def marked(said: Marker) -> bytes:
+def marked(marker: Marker) -> bytes:
     """Return the text of a marker."""
-    return sealed({"format": FORMAT, **said._asdict()})
+    return sealed({"format": FORMAT, **marker._asdict()})
 
 
 def sealed(values: dict[str, Any]) -> bytes:
@@ -83,9 +83,9 @@ def parsed_marker(data: bytes, where: object) -> Marker:
         if values["sha256"] != _seal(values):
             raise ValueError("its SHA-256 does not hold")
         if values["format"] != FORMAT:
-            found = str(values["format"])[:20]
+            other = str(values["format"])[:20]
             raise UserError(
-                f"checkpoint of format {found}",
+                f"checkpoint of format {other}",
                 where=where,
                 expected=f"format {FORMAT}",
                 remedy=OTHER_VERSION,
@@ -101,8 +101,8 @@ def parsed_marker(data: bytes, where: object) -> Marker:
 
 
 def _seal(values: dict[str, Any]) -> str:
-    said = {key: value for key, value in values.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    content = {key: value for key, value in values.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _count(value: object) -> int:
@@ -148,8 +148,8 @@ def save_checkpoint(
         world.together(lambda: _begin(partial) if first else None)
         path = partial / f"fragments-{world.rank:05d}.safetensors"
         files = world.together(lambda: _write(path, fragments, wait))
-        said = Marker(step, state, shapes, files)
-        world.together(lambda: _commit(partial, final, said) if first else None)
+        marker = Marker(step, state, shapes, files)
+        world.together(lambda: _commit(partial, final, marker) if first else None)
     except Exception:
         if first:
             shutil.rmtree(partial, ignore_errors=True)  # free the space
@@ -170,11 +170,11 @@ def _begin(partial: Path) -> None:
     partial.mkdir()
 
 
-def _commit(partial: Path, final: Path, said: Marker) -> None:
+def _commit(partial: Path, final: Path, marker: Marker) -> None:
     history = final.parents[1] / METRICS
     if history.is_file():
         sync(history)  # the history must be on disk before the checkpoint can be resumed from
-    write_whole(partial / MARKER, marked(said))
+    write_whole(partial / MARKER, marked(marker))
     sync(partial)
     drop(
         final
@@ -252,8 +252,8 @@ class Checkpoint:
             for entry in self.files:
                 try:
                     for kind, name, start, size, key in named_pieces(self.folder / entry["file"]):
-                        found = (start, size, entry["file"], key)
-                        self._table.setdefault((kind, name), []).append(found)
+                        piece = (start, size, entry["file"], key)
+                        self._table.setdefault((kind, name), []).append(piece)
                 except (OSError, SafetensorError, ValueError) as error:
                     raise Damaged(f"cannot be read: {error}", where=self.folder / entry["file"]) from None
             for pieces in self._table.values():
@@ -274,17 +274,17 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def parsed_checkpoint(folder: Path, data: bytes) -> Checkpoint:
     """Build the checkpoint whose files are, or will be, in `folder` and whose marker is `data`; raises as
     open_checkpoint."""
-    said = parsed_marker(data, folder / MARKER)
-    return Checkpoint(folder, said.step, said.state, said.shapes, said.files)
+    marker = parsed_marker(data, folder / MARKER)
+    return Checkpoint(folder, marker.step, marker.state, marker.shapes, marker.files)
 
 
 def checkpoints(run: Path) -> list[Path]:
     """List the folders of a run's whole checkpoints, oldest first. The newest one is also known by `latest`: a network
     folder may list itself as it was before, and a run that found no checkpoint there would start over."""
-    found = {path.parent for path in (run / CHECKPOINTS).glob(f"step-*/{MARKER}")}
+    folders = {path.parent for path in (run / CHECKPOINTS).glob(f"step-*/{MARKER}")}
     newest = latest_folder(run)
-    found |= {newest} if newest is not None and (newest / MARKER).is_file() else set()
-    return sorted((path for path in found if _STEP.fullmatch(path.name)), key=step_of)
+    folders |= {newest} if newest is not None and (newest / MARKER).is_file() else set()
+    return sorted((path for path in folders if _STEP.fullmatch(path.name)), key=step_of)
 
 
 def latest_folder(run: Path) -> Path | None:
@@ -325,15 +325,15 @@ def _saved(name: str, marker: dict[str, Any]) -> SavedCheckpoint:
 
 def step_of(folder: Path) -> int:
     """Parse the step from a checkpoint folder's name; -1 for any other name."""
-    found = _STEP.match(folder.name)
-    return int(found[1]) if found else -1
+    match = _STEP.match(folder.name)
+    return int(match[1]) if match else -1
 
 
 def damage_of(folder: Path, world: "World") -> str:
     """Describe what is wrong with a checkpoint; empty if all bytes are as written. All ranks call this, and each
     hashes its share of the files: at an unchanged world size, those it will read."""
 
-    def found() -> str:
+    def damage_here() -> str:
         try:
             checkpoint = open_checkpoint(folder)
             checkpoint.verify(checkpoint.files[world.rank :: world.size])
@@ -341,7 +341,7 @@ def damage_of(folder: Path, world: "World") -> str:
             return str(error)
         return ""
 
-    return next(filter(None, world.together(found)), "")
+    return next(filter(None, world.together(damage_here)), "")
 
 
 def newest_whole(
@@ -355,9 +355,9 @@ def newest_whole(
         folder = run / CHECKPOINTS / name
         if wait is not None and not damaged:
             world.together(partial(wait, folder))
-        if not (found := damage_of(folder, world)):
+        if not (damage := damage_of(folder, world)):
             return open_checkpoint(folder), damaged
-        damaged.append((folder, found))
+        damaged.append((folder, damage))
     return None, damaged
 
 
@@ -404,8 +404,8 @@ def find_checkpoint(path: Path, world: "World | None" = None) -> Checkpoint:
     newest = world.broadcast(_newest_named(path))  # an active run may save one meanwhile
     if not newest:
         raise _no_checkpoint(path)
-    if found := damage_of(Path(newest), world):
-        raise Damaged(found)
+    if damage := damage_of(Path(newest), world):
+        raise Damaged(damage)
     return open_checkpoint(Path(newest))
 
 

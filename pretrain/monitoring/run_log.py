@@ -298,10 +298,10 @@ class RunLog:
     def step(self, position: Position, counts: BatchCounts, lr: float) -> None:
         """Count an accepted step, and write a line at a log step. All ranks call this."""
         self._step_stats.add(position.step, counts)
-        self._shares.add(position.batch - 1, counts.ahead.share)
+        self._shares.add(position.batch - 1, counts.budget.share)
         self.heartbeat.write(position.step, TRAINING)
         self._step = position.step
-        self._view.step(position.step, counts.ahead.share)
+        self._view.step(position.step, counts.budget.share)
         if is_over(self._plan.phase, position):
             self._bounds(position, last=position.step)
         if is_due(

@@ -228,11 +228,11 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
 
 def not_sealed(folder: Path) -> list[str]:
     """Return the names of those files of the run that are there without a seal, since an older version wrote them."""
-    found = [
+    unsealed = [
         name for name in (RUN, SUMMARY) if (folder / name).is_file() and SEAL not in table(folder / name)
     ]
     has_hash = not (folder / CONFIG).is_file() or _SEAL_LINE in text_of(folder / CONFIG)
-    return found if has_hash else [*found, CONFIG]
+    return unsealed if has_hash else [*unsealed, CONFIG]
 
 
 def shown_table(path: Path, warnings: list[str]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ Shares = Sequence[float | None]
 """The share of the budget at which the update of each batch of a phase began; None: it was skipped."""
 
 
-class Ahead(NamedTuple):
+class BudgetForecast(NamedTuple):
     """What the first rank expects of the next batch."""
 
     share: float = 0.0
@@ -39,7 +39,7 @@ class Ahead(NamedTuple):
     """Whether no time is left for another update."""
 
 
-NOT_MEASURED = Ahead()
+NOT_MEASURED = BudgetForecast()
 
 
 class TimeBudget:
@@ -57,7 +57,7 @@ class TimeBudget:
         clock's, from the phase's batch number `batch` on."""
         self._seconds, self._measures = 60 * minutes, measures and minutes > 0
         self._elapsed, self._since = elapsed, float("nan")
-        self._running, self._announced, self._share = False, False, 0.0
+        self._running, self._has_forecast, self._share = False, False, 0.0
         self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
         self._replay, self._batch = replay, batch
 
@@ -79,24 +79,24 @@ class TimeBudget:
             self._elapsed += self._steps[-1]
             self._running = False
 
-    def announce(self) -> Ahead:
+    def forecast(self) -> BudgetForecast:
         """Return what to expect of the next batch, once for each batch, while the one before it has yet to be computed.
         Ranks that do not measure return zeros, which are added to the first rank's."""
         if not self._measures:
             return NOT_MEASURED
         if self._replay:
             return self._replayed()
-        step, waiting = min(self._steps, default=0.0), int(self._announced)
+        step, waiting = min(self._steps, default=0.0), int(self._has_forecast)
         begins = self.elapsed + waiting * step
-        self._announced = True
+        self._has_forecast = True
         self._share = min(max(self._share, begins / self._seconds), 1.0)
-        return Ahead(self._share, begins + step >= self._seconds)
+        return BudgetForecast(self._share, begins + step >= self._seconds)
 
-    def _replayed(self) -> Ahead:
+    def _replayed(self) -> BudgetForecast:
         number, self._batch = self._batch, self._batch + 1
         share = self._replay[number] if number < len(self._replay) else 1.0
         self._share = self._share if share is None else share
-        return Ahead(self._share, number >= len(self._replay) - 1)
+        return BudgetForecast(self._share, number >= len(self._replay) - 1)
 
 
 class ShareLog:
@@ -122,7 +122,7 @@ def logged_shares(where: str) -> dict[str, Shares]:
     and the log has the share of every update."""
     path = Path(where)
     folder = path.parent if path.name == METRICS else path
-    found: dict[str, list[float | None]] = {}
+    by_phase: dict[str, list[float | None]] = {}
     used: dict[str, float] = {}
     step, batch = 0, 0  # of the line before
     for line in read_metrics(folder):
@@ -141,18 +141,18 @@ def logged_shares(where: str) -> dict[str, Shares]:
                     remedy="a run whose log was cut cannot be replayed",
                 )
             rolled_back = [None] * (until - batch - len(shares))  # their lines are gone, as their updates are
-            found.setdefault(phase, []).extend(rolled_back + shares)
+            by_phase.setdefault(phase, []).extend(rolled_back + shares)
             used[phase] = number(line.get(SHARE)) or 0.0
         step, batch = then, until
     unfinished = [phase for phase, share in used.items() if share < 1]
-    if not found or unfinished:
+    if not by_phase or unfinished:
         what = f"phase {unfinished[0]} is not finished" if unfinished and unfinished[0] else "is not finished"
         raise UserError(
-            what if found else "has no logged shares of a time budget",
+            what if by_phase else "has no logged shares of a time budget",
             where=where,
             expected="the folder of a finished run with train.minutes",
         )
-    return dict(found)
+    return dict(by_phase)
 
 
 def shares_of(where: str, phase: str) -> Shares:
@@ -168,13 +168,13 @@ def shares_digest(where: str, phase: str) -> str:
 
 
 def _with_phase(where: str, phase: str) -> dict[str, Shares]:
-    found = logged_shares(where)
-    if phase not in found:
-        missing, *there = (f"phase {name}" if name else "a run without phases" for name in (phase, *found))
+    by_phase = logged_shares(where)
+    if phase not in by_phase:
+        missing, *there = (f"phase {name}" if name else "a run without phases" for name in (phase, *by_phase))
         raise UserError(
             f"has no logged shares of {missing}", where=where, expected=f"those of {', '.join(there)}"
         )
-    return found
+    return by_phase
 
 
 # Estimate the remaining seconds of a run: of a phase with train.minutes by its minutes, of others by the tokens of
@@ -191,10 +191,10 @@ def seconds_left(
     """Return the remaining seconds of a run that has done `step` steps, at `a_step` seconds per step, measured up to
     the step `measured` (None: up to `step`). `phases`: from `phases_in`; other steps than the measured one are scaled
     by their tokens, and of a phase with train.minutes the minutes count. `newest`: the newest figures."""
-    here = _place(step, phases)
+    here = _index_of_phase(step, phases)
     if here is None:
         return 0.0
-    known = _place(step if measured is None else measured, phases)
+    known = _index_of_phase(step if measured is None else measured, phases)
     there = phases[here if known is None else known]
     at = max(step if measured is None else measured, _of(there, "first") + 1)
     size = _tokens(there, at - 1, at)
@@ -222,11 +222,11 @@ def phases_in(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def phase_at(step: float, phases: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the phase of the run's step `step`, counted from 1; None if there is none."""
-    place = _place(step, phases)
+    place = _index_of_phase(step, phases)
     return None if place is None else phases[place]
 
 
-def _place(step: float, phases: Sequence[Mapping[str, Any]]) -> int | None:
+def _index_of_phase(step: float, phases: Sequence[Mapping[str, Any]]) -> int | None:
     unknown = float("inf")
     ends = [unknown if phase.get("last", 0) is None else _of(phase, "last") for phase in phases]
     return next((place for place, end in enumerate(ends) if step <= end), None)

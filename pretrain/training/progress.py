@@ -23,7 +23,7 @@ from pretrain.distributed.world import SumMax, World, raise_on_all_ranks
 from pretrain.optim.schedule import Progress
 from pretrain.preflight.check_run import Plan
 from pretrain.run.files import is_count, is_number
-from pretrain.run.time_budget import NOT_MEASURED, Ahead, TimeBudget, shares_of
+from pretrain.run.time_budget import NOT_MEASURED, BudgetForecast, TimeBudget, shares_of
 from pretrain.training import rank_timing
 
 # The counts of the next global batch, on which all ranks agree one step ahead.
@@ -47,7 +47,7 @@ class BatchCounts:
     """Whether any rank was asked to stop: this batch is left to the next attempt."""
     waited: float
     """Seconds that this rank waited for data (the announced shares) before this batch."""
-    ahead: Ahead = NOT_MEASURED
+    budget: BudgetForecast = NOT_MEASURED
     """With train.minutes: the share of the time that is used when the update begins, by the first rank's clock."""
     damage: tuple[str, ...] = ()
     """Messages about blocks of examples that some rank found missing or changed, and that are skipped."""
@@ -112,7 +112,7 @@ def with_batch_counts(
             micro_batches,
             bool(stopping),
             waited,
-            Ahead(used, bool(last)),
+            BudgetForecast(used, bool(last)),
             damage,
         )
         yield share, counts
@@ -134,7 +134,7 @@ def _announce(
     squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
     terms = objective.counts(share)
     own = (share.examples, share.tokens, share.masked, squares, *(terms[name] for name in objective.terms))
-    counts = (*budget.announce(), *own)
+    counts = (*budget.forecast(), *own)
     maxima = (len(share.micro_batches), stopping, 0, len(share.damage))
     return share, world.sum_max(counts, maxima), waited
 
@@ -180,7 +180,7 @@ class Position:
         """Count a consumed batch, of which `missing` examples could not be read."""
         if applied:
             self.step += 1
-            self.spent = counts.ahead.last
+            self.spent = counts.budget.last
         else:
             self.skipped.append(self.batch)
         self.batch += 1
@@ -228,7 +228,7 @@ def time_budget(plan: Plan, position: Position, world: World) -> TimeBudget:
 def progress(phase: Phase, position: Position, counts: BatchCounts) -> Progress:
     """Return how much of its schedule the run has done before the update of this batch."""
     if phase.config.train.minutes:
-        return Progress(counts.ahead.share, 1.0, in_updates=False)
+        return Progress(counts.budget.share, 1.0, in_updates=False)
     first = phase.schedule_first if phase.spans_run else position.phase_step
     return Progress(position.step - first, phase.schedule_steps)
 

@@ -79,7 +79,7 @@ def test_a_save_that_fails_is_told_and_tried_again(
 ) -> None:
     save(tmp_path, 5)
     told: list[tuple[str, int, str]] = []
-    saver = Saver(run_config(tmp_path), World(), shown.console, 5, failed=lambda *what: told.append(what))
+    saver = Saver(run_config(tmp_path), World(), shown.console, 5, on_failure=lambda *what: told.append(what))
     works_again = failing(monkeypatch, OSError(28, "No space left on device"))
     saver.save(10, pieces(10), SHAPES, state(10))
     saver.wait()

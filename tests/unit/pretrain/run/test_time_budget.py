@@ -10,7 +10,7 @@ import pytest
 from data_pipeline.errors import UserError
 from pretrain.run import time_budget
 from pretrain.run.time_budget import (
-    Ahead,
+    BudgetForecast,
     ShareLog,
     TimeBudget,
     logged_shares,
@@ -37,13 +37,13 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
     return hand
 
 
-def steps(budget: TimeBudget, hand: Hand, seconds: list[float]) -> Iterator[tuple[Ahead, float]]:
+def steps(budget: TimeBudget, hand: Hand, seconds: list[float]) -> Iterator[tuple[BudgetForecast, float]]:
     """Train steps of so many seconds as the loop does; yields what was announced of each, and the elapsed seconds
     after it."""
-    announced: list[Ahead] = []
+    announced: list[BudgetForecast] = []
     for taken in seconds:
         budget.start()
-        announced += [budget.announce() for _ in range(1 if announced else 2)]  # one step ahead
+        announced += [budget.forecast() for _ in range(1 if announced else 2)]  # one step ahead
         hand.turn(taken)
         budget.stop()
         yield announced.pop(0), budget.elapsed
@@ -79,7 +79,7 @@ def test_a_slow_step_neither_ends_the_run_nor_turns_the_schedule_back(hand: Hand
     assert shares == sorted(shares)
 
 
-def up_to_the_last(found: Iterator[tuple[Ahead, float]]) -> Iterator[tuple[Ahead, float]]:
+def up_to_the_last(found: Iterator[tuple[BudgetForecast, float]]) -> Iterator[tuple[BudgetForecast, float]]:
     for ahead, elapsed in found:
         yield ahead, elapsed
         if ahead.last:
@@ -92,28 +92,33 @@ def test_it_ends_within_a_step_of_the_budget(hand: Hand, seconds: float) -> None
     *_, (ahead, elapsed) = up_to_the_last(steps(budget, hand, [seconds] * 1000))
     assert 60 - seconds < elapsed < 60 + seconds
     assert ahead.share >= 1 - 2 * seconds / 60
-    assert budget.announce().last, "if that update is skipped, the next one is the last"
+    assert budget.forecast().last, "if that update is skipped, the next one is the last"
 
 
 def test_it_continues_from_what_is_used(hand: Hand) -> None:
     budget = TimeBudget(1.0, elapsed=45.0)
-    assert budget.announce() == Ahead(0.75, False)
-    assert TimeBudget(1.0, elapsed=61.0).announce() == Ahead(1.0, True)
+    assert budget.forecast() == BudgetForecast(0.75, False)
+    assert TimeBudget(1.0, elapsed=61.0).forecast() == BudgetForecast(1.0, True)
 
 
 def test_other_ranks_and_runs_of_steps_do_not_look_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_budget, "clock", lambda: math.nan)
     for budget in (TimeBudget(), TimeBudget(1.0, measures=False)):
         budget.start()
-        assert budget.announce() == Ahead(0.0, False)
+        assert budget.forecast() == BudgetForecast(0.0, False)
         budget.stop()
 
 
 def test_a_replay_gives_the_logged_shares(hand: Hand) -> None:
     budget = TimeBudget(1.0, replay=[0.0, 0.25, None, 0.5], batch=1)
     hand.turn(1000)
-    found = [budget.announce() for _ in range(4)]
-    assert found == [Ahead(0.25, False), Ahead(0.25, False), Ahead(0.5, True), Ahead(1.0, True)]
+    found = [budget.forecast() for _ in range(4)]
+    assert found == [
+        BudgetForecast(0.25, False),
+        BudgetForecast(0.25, False),
+        BudgetForecast(0.5, True),
+        BudgetForecast(1.0, True),
+    ]
 
 
 def write(folder: Path, *lines: dict) -> Path:
