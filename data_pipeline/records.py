@@ -6,10 +6,9 @@ are arithmetic over flat arrays. Compiled code, and numba with it, is imported o
     Document -> Sentences -> Corpus (token ids) -> Segments (pairs or streams) -> Examples (masked)
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,14 +31,8 @@ class Document(NamedTuple):
     """A text with a stable name: its path relative to the source root plus its record number or id field."""
 
     id: str
-    text: str  # the whole text, or the first passage of a document too long for memory
+    text: str
     source: int = 0  # index in data.sources: sets language and weight
-    more: Iterable[str] = ()  # the passages that follow: read once, before the next document is requested
-
-    @property
-    def passages(self) -> Iterator[str]:
-        """The whole text, in passages of about a million characters; one, unless the document is very long."""
-        return chain((self.text,), self.more)
 
 
 class Sentences(NamedTuple):

@@ -77,8 +77,8 @@ class DataSettings:
     """Where text comes from and what shards are made of it."""
 
     sources: list[str] = setting([])
-    """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, .arrow, folders saved by Hugging Face
-    `datasets`, Wikipedia's dumps (.xml), WikiExtractor's files; each also .gz, .bz2, .xz and .zst."""
+    """Files, folders, globs or fsspec URIs of plain text, JSON lines, tables or Wikipedia, each also compressed;
+    docs/data.md lists the formats and their suffixes."""
     split: str = ""
     """Of a folder with splits that Hugging Face `datasets` saved, a DatasetDict, the one to read; empty: train."""
     out: str = ""
@@ -103,7 +103,8 @@ class DataSettings:
     """JSON lines and tables: the field that names a record, or the path to it; empty: its line or row."""
     bad_records: str = setting("stop", one_of=("stop", "skip"))
     """What to do about a record that cannot be read (broken JSON, a field that is missing or holds no text, a page of
-    broken XML): `stop`, or `skip` it, counted and named. A file that is damaged stops in any case."""
+    broken XML, more than 256 MiB): `stop`, or `skip` it, counted and named. A file that is damaged stops in any
+    case."""
     bad_records_limit: float = setting(0.01, at_least=0, at_most=1)
     """bad_records=skip: largest share of the records that may be skipped."""
     documents: str = affects_bytes("blank_line", tokens=True, one_of=("blank_line", "file"))

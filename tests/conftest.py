@@ -210,7 +210,7 @@ def endpoint() -> Iterator[str]:
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_MAX_ATTEMPTS": "1",  # object_store.DELAYS decides; the client's own waits are seconds each
+            "AWS_MAX_ATTEMPTS": "1",  # the client's waits are seconds each; `unreliable` raises it
         }.items():
             patch.setenv(name, value)
         urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST")).close()

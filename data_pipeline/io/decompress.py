@@ -7,19 +7,17 @@ import bz2
 import gzip
 import io
 import lzma
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-import fsspec
 import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.object_store import protocol_of, retried
+from data_pipeline.io.object_store import filesystem, with_retries
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 BUFFER = 1 << 20
@@ -36,17 +34,6 @@ _MAGIC = {  # a Zstandard file may begin with a skippable frame, as pzstd's do
 _MAGIC_BYTES = 10
 _INPUT = 1 << 12  # a block of 128 KiB may take 4 bytes: 4 KiB of input never makes more than 128 MiB
 _OUTPUT = 1 << 20
-
-
-def filesystem(uri: str) -> tuple[Any, str]:
-    """Return the fsspec file system of `uri` and the path within it (absolute, for a local one). Raises UserError
-    for an unsupported kind of URI."""
-    if not protocol_of(uri):
-        uri = os.path.abspath(os.path.expanduser(uri))
-    try:
-        return fsspec.core.url_to_fs(uri)
-    except (ImportError, ValueError, OSError) as error:
-        raise UserError(f"cannot be opened: {error}", where=uri) from error
 
 
 def is_local(fs: Any) -> bool:
@@ -119,24 +106,14 @@ def _opened(fs: Any, path: str) -> Any:
     return fs.open(path, "rb") if is_local(fs) else _Remote(fs, path)
 
 
-def patiently(ask: Callable[[], Any]) -> Any:
-    """Return the answer of a remote `ask`, retried after transient errors. Raises OSError or UserError: the stores'
-    clients have their own errors."""
-    try:
-        return retried(ask)
-    except (UserError, OSError):
-        raise
-    except Exception as error:
-        raise OSError(" ".join(str(error).split()) or type(error).__name__) from error
-
-
 class _Remote(io.RawIOBase):
     """A file of an object store or a web server. A failed read is retried from its position."""
 
     def __init__(self, fs: Any, path: str) -> None:
+        self._fs = fs
         self._open = lambda: fs.open(path, "rb")
         self._open_stream = lambda: fs.open(path, "rb", block_size=0)
-        self._file = patiently(self._open)
+        self._file = with_retries(fs, self._open)
         self._at = 0
 
     def readable(self) -> bool:
@@ -149,11 +126,11 @@ class _Remote(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = patiently(lambda: self._there().seek(offset, whence))
+        self._at = with_retries(self._fs, lambda: self._there().seek(offset, whence))
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        data = patiently(lambda: self._read(len(buffer)))
+        data = with_retries(self._fs, lambda: self._read(len(buffer)))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)

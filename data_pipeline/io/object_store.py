@@ -1,5 +1,6 @@
-"""Read and write whole objects of object stores through fsspec, with retries for transient errors.
+"""Read and write whole objects of object stores through fsspec, and retry what fails for a moment.
 
+One layer retries each request: the client of the store, where it does so itself, else `with_retries`.
 An object appears under its name only when all of its bytes are there: these stores guarantee it, so only they are
 written to. Credentials and endpoints come from where fsspec's packages look for them (AWS_ENDPOINT_URL, ...).
 """
@@ -21,11 +22,13 @@ PROTOCOLS = (
     *STORES,
 )
 """Protocols that are read."""
+RETRYING = {"file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
+"""Protocols whose clients retry by themselves, as their own settings say (AWS_MAX_ATTEMPTS, ...), or need not."""
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds to wait before each retry."""
+"""Seconds to wait before each retry of what fails with another protocol."""
 
 _LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
-_MOMENTARY = {"HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError"}
+_TRANSIENT = {"HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError"}
 """Class names of botocore and aiohttp, which need not be installed."""
 
 _PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)://")
@@ -48,6 +51,19 @@ def protocol_of(path: str) -> str:
     return found[1] if found else ""
 
 
+def filesystem(uri: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a path or URI, and the path within it (absolute, for a local one). Raises
+    UserError for an unsupported kind of URI."""
+    if not protocol_of(uri):
+        uri = os.path.abspath(os.path.expanduser(uri))
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(uri)
+    except Exception as error:  # an unknown protocol, a missing package, credentials that are none
+        raise UserError(f"cannot be opened: {error or type(error).__name__}", where=uri) from error
+
+
 def read_object(uri: str) -> bytes:
     """Read the whole object. Raises FileNotFoundError, or UserError if it cannot be read."""
     return _tried(uri, "read", lambda store, path: store.cat_file(path))
@@ -57,7 +73,7 @@ def read_object_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """Read the bytes of each (uri, offset, size), all of one store, in concurrent requests. Raises UserError."""
     found: list[Any] = [None] * len(ranges)
     left = list(range(len(ranges)))
-    store, _ = _opened(ranges[0][0], "read")
+    store, _ = filesystem(ranges[0][0])
 
     def ask() -> None:
         wanted = [ranges[i] for i in left]
@@ -66,13 +82,13 @@ def read_object_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
         parts = store.cat_ranges(paths, [offset for _, offset, _ in wanted], ends, on_error="return")
         for i, part in zip(left, parts, strict=True):
             found[i] = part
-        left[:] = [i for i in left if is_momentary(found[i])]
+        left[:] = [i for i in left if is_transient(found[i])]
         if left:
             raise found[left[0]]
 
     try:
-        retried(ask)
-    except Exception as error:  # each store has kinds of its own
+        with_retries(store, ask)
+    except OSError as error:
         raise _cannot(ranges[left[0]][0], "read", error) from error
     for (uri, _, _), part in zip(ranges, found, strict=True):
         if isinstance(part, BaseException):
@@ -135,29 +151,34 @@ def writable(uri: str) -> None:
         )
 
 
-def is_momentary(error: object) -> bool:
+def is_transient(error: object) -> bool:
     """Return whether a retry may help: the connection broke, or the server was busy."""
     if not isinstance(error, Exception) or isinstance(error, _LASTING):
         return False
     status = getattr(error, "status", None)
     if isinstance(status, int):
         return status >= 500 or status in (408, 429)
-    return isinstance(error, OSError) or bool(_MOMENTARY & {c.__name__ for c in type(error).__mro__})
+    return isinstance(error, OSError) or bool(_TRANSIENT & {c.__name__ for c in type(error).__mro__})
 
 
-def retried(ask: Callable[[], Result]) -> Result:
-    """Return the result of `ask`, retried after each of DELAYS on transient errors. Raises the last error."""
-    for delay in (*DELAYS, None):
+def with_retries(store: Any, ask: Callable[[], Result]) -> Result:
+    """Return the result of `ask`, which asks this file system of fsspec. Unless its client retries by itself, `ask` is
+    called again after each of DELAYS on transient errors. Raises OSError or UserError: the clients have their own
+    errors."""
+    protocols = {store.protocol} if isinstance(store.protocol, str) else {*store.protocol}
+    delays = [] if protocols & RETRYING else [*DELAYS]
+    while True:
         try:
             return ask()
+        except UserError:
+            raise
         except Exception as error:
             cause = _cause(error)
-            if delay is None or not is_momentary(cause):
-                if cause is error:
-                    raise
-                raise cause from None
-            time.sleep(delay)
-    raise AssertionError("unreachable")
+            if not delays or not is_transient(cause):
+                if isinstance(cause, OSError):
+                    raise cause from None
+                raise OSError(" ".join(str(cause).split()) or type(cause).__name__) from cause
+            time.sleep(delays.pop(0))
 
 
 def _cause(error: Exception) -> Exception:
@@ -167,26 +188,16 @@ def _cause(error: Exception) -> Exception:
     if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
         return error
     answered = getattr(cause, "status", 404) not in (404, 410)
-    return cause if answered or is_momentary(cause) else error
+    return cause if answered or is_transient(cause) else error
 
 
 def _tried(uri: str, what: str, action: Callable[[Any, str], Result]) -> Result:
-    store, path = _opened(uri, what)
+    store, path = filesystem(uri)
     try:
-        return retried(lambda: action(store, path))
+        return with_retries(store, lambda: action(store, path))
     except FileNotFoundError:
         raise
-    except Exception as error:  # each store has kinds of its own
-        raise _cannot(uri, what, error) from error
-
-
-def _opened(uri: str, what: str) -> tuple[Any, str]:
-    protocol_of(uri)
-    import fsspec
-
-    try:
-        return fsspec.core.url_to_fs(uri)
-    except Exception as error:  # an unknown protocol, a missing package, credentials that are none
+    except OSError as error:
         raise _cannot(uri, what, error) from error
 
 

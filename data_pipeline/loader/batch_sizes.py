@@ -41,8 +41,11 @@ class BatchSizes(NamedTuple):
         """Return the number of examples in all global batches before this one."""
         if not self.ramp:
             return batch * self.full
-        inside = min(batch, self.ramp)
-        raised = _sum_of_floors(inside, self._raises, self.ramp)
+        inside, raises = min(batch, self.ramp), self._raises
+        begins = (
+            -(-number * self.ramp // raises) for number in range(1, raises + 1)
+        )  # first batch of each raise
+        raised = sum(inside - first for first in begins if first < inside)
         return inside * self.first + self.streams * raised + (batch - inside) * self.full
 
     @property
@@ -61,15 +64,3 @@ def default_streams(global_batch: int, sequential: bool = False) -> int:
     if sequential:
         return global_batch
     return next(k for k in range(min(MOST_STREAMS, global_batch), 0, -1) if global_batch % k == 0)
-
-
-def _sum_of_floors(count: int, factor: int, divisor: int) -> int:
-    """Compute the sum of floor(i factor / divisor) over i = 0 .. count - 1, by Euclid's algorithm: the lattice points
-    below a line, whole columns at a time, then the same with the axes exchanged."""
-    total, rest = 0, 0
-    while count > 0:
-        total += count * (count - 1) // 2 * (factor // divisor) + count * (rest // divisor)
-        factor, rest = factor % divisor, rest % divisor
-        count, rest = divmod(factor * count + rest, divisor)
-        factor, divisor = divisor, factor
-    return total

@@ -158,11 +158,6 @@ class Order:
         """b, the examples that a step of full size takes from each stream."""
         return self.global_batch // self.streams
 
-    def epochs(self, step: int) -> tuple[int, int]:
-        """Return the epochs of the first and of the last example of a step."""
-        first, after = self.sizes.before(step), self.sizes.before(step + 1)
-        return first // self.examples, (after - 1) // self.examples
-
     def window_at(self, stream: int, item: int) -> Window:
         """Return the window that contains item number `item` of a stream."""
         total, streams = self.examples, self.streams
@@ -205,23 +200,6 @@ class Order:
         if self.sequential or place >= full:
             return place  # the short block stays last, so that positions can be computed
         return permuted(place, full, _round_keys(self.seed, epoch))
-
-    def share(self, step: int, rank: int, world: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (epochs, example numbers) of what a rank reads in a step, in the step's numbering."""
-        epochs, numbers = [], []
-        for stream, first, last in zip(
-            *(column.tolist() for column in self.stream_ranges(step, rank, world)), strict=True
-        ):
-            while first < last:
-                window = self.window_at(stream, first)
-                stop = min(last, window.first + window.items)
-                flat, places = self.window_numbers(window)
-                items = np.empty_like(flat)
-                items[places] = flat
-                numbers.append(items[first - window.first : stop - window.first])
-                epochs.append(np.full(stop - first, window.epoch, np.int64))
-                first = stop
-        return np.concatenate(epochs), np.concatenate(numbers)
 
     def stream_ranges(self, step: int, rank: int, world: int) -> StreamRanges:
         """Return what a rank reads in a step, stream by stream. Raises UserError for more ranks than examples."""

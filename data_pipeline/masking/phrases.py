@@ -31,7 +31,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.jit import jit
-from data_pipeline.rng import draw_unit
+from data_pipeline.rng import GOLDEN_GAMMA, draw_unit
 from data_pipeline.settings import DataSettings
 from data_pipeline.tokenize.tokenize import WordCache
 
@@ -121,7 +121,6 @@ _LEXICON, _CLOSED, _INNER = (
     np.uint8(2),
     np.uint8(4),
 )  # what ends at a node; that an edge leaves it
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29, _S32 = np.uint64(29), np.uint64(32)
 _NOWHERE = -1
 
@@ -219,7 +218,7 @@ def _table(
 def _slot(edges, edge):
     """Return the slot of `edge` in the table, or the one where it would be entered."""
     mask = np.uint64(len(edges) - 1)
-    slot = ((edge * _GOLDEN) >> _S29) & mask
+    slot = ((edge * GOLDEN_GAMMA) >> _S29) & mask
     while edges[slot] != edge and edges[slot] != np.uint64(0):
         slot = (slot + np.uint64(1)) & mask
     return np.int64(slot)

@@ -13,9 +13,8 @@ same as BERT's own `clean_text`, so they change no token id.
 The changes by rules 1 and 3 are counted. `prepare` sums and shows the counts.
 """
 
-import codecs
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from data_pipeline.errors import UserError
@@ -156,20 +155,6 @@ def decode(raw: bytes, counts: Counts, errors: str = "replace") -> str:
         return text if errors == "replace" else raw.decode("utf-8", errors)
 
 
-def decoded(pieces: Iterable[bytes], counts: Counts) -> Iterator[str]:
-    """Decode a text in pieces, cut anywhere, by rule 1."""
-    rest = b""
-    for piece in pieces:
-        raw = rest + piece
-        text, used = codecs.utf_8_decode(raw, "replace", False)  # keeps a character cut in two
-        if "\ufffd" in text:
-            counts.invalid_characters += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd", 0, used)
-        rest = raw[used:]
-        yield text
-    if rest:
-        yield decode(rest, counts)
-
-
 def clean(text: str, counts: Counts) -> str:
     """Clean `text` by the rules above; return it without a copy if nothing changes."""
     if "\r" in text:
@@ -181,17 +166,6 @@ def clean(text: str, counts: Counts) -> str:
     text, found = _CONTROL.subn("", text)
     counts.control_characters += found
     return text
-
-
-def cleaned(pieces: Iterable[str], counts: Counts) -> Iterator[str]:
-    """Clean a text in pieces, cut anywhere, with the same result as `clean`."""
-    rest = ""
-    for piece in pieces:
-        text = rest + piece
-        rest = "\r" if text.endswith("\r") else ""  # perhaps half of CR LF
-        yield clean(text[: len(text) - len(rest)], counts)
-    if rest:
-        yield clean(rest, counts)
 
 
 def utf8_size(text: str) -> int:

@@ -28,8 +28,8 @@ from data_pipeline.io.npy import save_column
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.cleaning import BLANK_LINES, Counts, utf8_size
-from data_pipeline.sources.listing import SourceFile
-from data_pipeline.sources.read import read, with_visible
+from data_pipeline.sources.formats import SourceFile
+from data_pipeline.sources.read import read
 
 RUN_ENTRIES = 1 << 21
 """Hashes sorted together: 64 MB."""
@@ -74,68 +74,44 @@ def fingerprint(source: SourceFile, settings: DataSettings, out: str) -> dict[st
 
 
 def _runs(source: SourceFile, settings: DataSettings) -> Iterator[NDArray]:
-    wanted = kinds(settings)
+    compared = kinds(settings)
     entries = bytearray()
     for number, document in enumerate(read(source, settings, Counts())):
-        whole = _Fingerprint(b"document")
-        paragraph, place = _Fingerprint(b"paragraph"), 0
-        for at, piece in paragraphs(document.passages) if b"paragraph" in wanted else _unparted(document):
-            if at != place:
-                entries += paragraph.entry(number, place)
-                paragraph, place = _Fingerprint(b"paragraph"), at
-            if b"document" in wanted:
-                whole.add(piece)
-            if b"paragraph" in wanted:
-                paragraph.add(piece)
+        for entry in _entries(document.text, number, compared):
+            entries += entry
             if len(entries) >= RUN_ENTRIES * _ENTRY.itemsize:
                 yield np.frombuffer(bytes(entries), _ENTRY)
                 entries.clear()
-        if b"paragraph" in wanted:
-            entries += paragraph.entry(number, place)
-        if b"document" in wanted:
-            entries += whole.entry(number, WHOLE)
     if entries:
         yield np.frombuffer(bytes(entries), _ENTRY)
 
 
-class _Fingerprint:
-    """The hash of a text in pieces, without outer white space; `kind` distinguishes documents from paragraphs."""
-
-    def __init__(self, kind: bytes) -> None:
-        self._hash = hashlib.blake2b(digest_size=16, person=kind)
-        self._space = ""  # what the text so far ends with
-        self._empty = True
-
-    def add(self, piece: str) -> None:
-        text = piece.lstrip() if self._empty else self._space + piece
-        solid = text.rstrip()
-        self._hash.update(solid.encode("utf-8"))
-        self._space = text[len(solid) :]
-        self._empty = self._empty and not solid
-
-    def entry(self, document: int, paragraph: int) -> bytes:
-        """Return the entry of this text; b"" if it is empty."""
-        return b"" if self._empty else self._hash.digest() + _PLACE.pack(document, paragraph)
+def _entries(text: str, document: int, compared: tuple[bytes, ...]) -> Iterator[bytes]:
+    """Yield an entry for each paragraph of a document and one for all of it, as far as they are compared."""
+    if b"paragraph" in compared:
+        for number, paragraph in enumerate(paragraphs(text)):
+            yield _entry(b"paragraph", paragraph, document, number)
+    if b"document" in compared:
+        yield _entry(b"document", text, document, WHOLE)
 
 
-def paragraphs(passages: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Cut the text into pieces, each with the number of its paragraph, which includes the blank lines after it."""
-    number, space = 0, ""
-    for passage in passages:
-        text = space + passage
-        solid, at = len(text.rstrip()), 0
-        for gap in BLANK_LINES.finditer(
-            text, 0, solid
-        ):  # white space at the end may continue in the next passage
-            yield number, text[at : gap.end()]
-            number, at = number + 1, gap.end()
-        yield number, text[at:solid]
-        space = text[solid:]
-    yield number, space
+def _entry(kind: bytes, text: str, document: int, paragraph: int) -> bytes:
+    """Return the hash of a text without outer white space, and its position; b"" if it is empty. `kind` distinguishes
+    documents from paragraphs."""
+    solid = text.strip()
+    if not solid:
+        return b""
+    digest = hashlib.blake2b(solid.encode("utf-8"), digest_size=16, person=kind).digest()
+    return digest + _PLACE.pack(document, paragraph)
 
 
-def _unparted(document: Document) -> Iterator[tuple[int, str]]:
-    return ((0, passage) for passage in document.passages)
+def paragraphs(text: str) -> Iterator[str]:
+    """Cut the text into paragraphs, each with the blank lines after it."""
+    at = 0
+    for gap in BLANK_LINES.finditer(text, 0, len(text.rstrip())):
+        yield text[at : gap.end()]
+        at = gap.end()
+    yield text[at:]
 
 
 def ranges(entries: int) -> list[tuple[int, int]]:
@@ -210,34 +186,30 @@ def without_repeats(
         if not gone:
             yield document
             continue
-        kept = _kept(document, gone, counts)
-        text = with_visible(kept) if document.more else "".join(kept)
+        text = _kept(document.text, gone, counts)
         if text and not text.isspace():
-            yield document._replace(text=text, more=kept if document.more else ())
+            yield document._replace(text=text)
         else:
             counts.documents -= 1
             counts.repeated_documents += 1
-        for _ in kept:
-            pass
 
 
-def _kept(document: Document, gone: set[int], counts: Counts) -> Iterator[str]:
-    """Yield the text of the paragraphs that are not `gone`; count the others."""
+def _kept(text: str, gone: set[int], counts: Counts) -> str:
+    """Return the text of the paragraphs that are not `gone`; count the others."""
     if WHOLE in gone:
-        for passage in document.passages:
-            _count_away(passage, counts)
-        return
-    last = WHOLE
-    for number, piece in paragraphs(document.passages):
-        if number not in gone:
-            yield piece
-            continue
-        counts.repeated_paragraphs += number != last
-        last = number
-        _count_away(piece, counts)
+        _count_away(text, counts)
+        return ""
+    kept = []
+    for number, paragraph in enumerate(paragraphs(text)):
+        if number in gone:
+            counts.repeated_paragraphs += 1
+            _count_away(paragraph, counts)
+        else:
+            kept.append(paragraph)
+    return "".join(kept)
 
 
-def _count_away(piece: str, counts: Counts) -> None:
-    size = utf8_size(piece)
+def _count_away(text: str, counts: Counts) -> None:
+    size = utf8_size(text)
     counts.bytes -= size
     counts.repeated_bytes += size

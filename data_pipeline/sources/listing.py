@@ -1,8 +1,7 @@
 """List the files of the sources with their formats, and compute how often the text of each source is used.
 
-A source is a file, a folder, a glob or a URI; its files are listed by name. The suffix decides the format; XML and
-files without a suffix are recognised by their first bytes. Of a folder that Hugging Face `datasets` wrote,
-saved_datasets.py chooses the files.
+A source is a file, a folder, a glob or a URI; its files are listed by name, and formats.py recognises their formats.
+Of a folder that Hugging Face `datasets` wrote, saved_datasets.py chooses the files.
 
 How often the text of a source is used follows from its weight and from the smoothed share of its language.
 Exponentially smoothed sampling (Devlin et al., multilingual BERT's README; google-research/bert/multilingual.md): a
@@ -14,9 +13,8 @@ fractional part of the number of passes is drawn per document.
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,60 +22,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from data_pipeline.errors import UserError, redact
-from data_pipeline.io.decompress import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
+from data_pipeline.io.decompress import is_local
 from data_pipeline.io.files import special_file
+from data_pipeline.io.object_store import filesystem, with_retries
 from data_pipeline.settings import MOST_PASSES, DataSettings, stated_languages, stated_weights
+from data_pipeline.sources.formats import EXPECTED, INSTEAD, SourceFile, recognised, shown_name
 from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.saved_datasets import DICT, INFO, STATE, described_files
 
-# Define one part of a source, and the records that every format's reader yields.
+# List the files of a source.
 
-PASSAGE_BYTES = 1 << 20
-"""A larger document is read in passages of about this size."""
-
-Record = tuple[int | str, str, Iterable[str]]
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One part of a source: a file, or a piece of one."""
-
-    uri: str  # what to open
-    name: str  # path relative to the source's root: first half of its documents' ids
-    format: str  # text, jsonl, parquet, arrow, wikiextractor or wikipedia
-    compression: str  # "" or a value of decompress.COMPRESSIONS
-    size: int  # bytes on disk: a hint for scheduling
-    start: int = 0  # first byte; Parquet: first row group
-    stop: int = -1  # byte after the last, row group after the last; -1: to the end
-    before: int = 0  # line feeds, or Parquet rows, before `start`
-    stripe: int = (
-        0  # where `stripes` > 1: only each `stripes`-th record is this part's, from number `stripe` on
-    )
-    stripes: int = 1
-    source: int = 0  # number in data.sources
-    total: int = -1  # bytes of the whole file when it was found; -1: not known
-
-    def owns(self, record: int) -> bool:
-        """Return whether the record with this number, counted from any point, belongs to this part's stripe."""
-        return record % self.stripes == self.stripe
-
-
-# List the files of a source, and recognise their formats.
-
-FORMATS = {
-    ".txt": "text",
-    ".text": "text",
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".xml": "wikipedia",
-}
-_EXPECTED = f"{', '.join(FORMATS)}, each also with {', '.join(COMPRESSIONS)}"
-_NO_TEXT = (".html", ".htm", ".xhtml", ".warc")
-_INSTEAD = dict.fromkeys(_NO_TEXT, "extract its text first, for instance with trafilatura, as .jsonl")
-_SPLIT_DUMP = re.compile(r"\.xml-p\d+p\d+")  # a part of a Wikipedia dump: pages from one id to another
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -87,16 +41,16 @@ def files_of(source: str, passed_over: PassedOver | None = None, split: str = ""
     data.split."""
     passed_over = PassedOver() if passed_over is None else passed_over
     fs, path = filesystem(source)
-    ask = (lambda answer: answer()) if is_local(fs) else patiently
+    ask = partial(with_retries, fs)
     web = "http" in (fs.protocol, *fs.protocol)  # for a web server, isdir would load the page
     matched = False
     if path.endswith("/") if web else ask(lambda: fs.isdir(path)):
-        root, found, picky = path, ask(lambda: _files_below(fs, path)), False
+        root, listed, required = path, ask(lambda: _files_below(fs, path)), False
     elif _is_file(fs, path):
-        root, found, picky = path.rpartition("/")[0], [path], True
+        root, listed, required = path.rpartition("/")[0], [path], True
     elif wildcard := _WILDCARD.search(path):
-        root, picky, matched = path[: wildcard.start()].rpartition("/")[0], True, True
-        found = [
+        root, required, matched = path[: wildcard.start()].rpartition("/")[0], True, True
+        listed = [
             f
             for match in ask(lambda: fs.glob(path))
             for f in (_files_below(fs, match) if fs.isdir(match) else [match])
@@ -104,8 +58,8 @@ def files_of(source: str, passed_over: PassedOver | None = None, split: str = ""
     else:
         raise UserError("there is no such file or folder", where=source, remedy="check data.sources")
     root = root.rstrip("/") + "/"
-    paths = _regular(fs, sorted(set(found)), root, picky, passed_over)
-    if matched or not picky:
+    paths = _regular(fs, sorted(set(listed)), root, required, passed_over)
+    if matched or not required:
         paths = described_files(
             paths,
             lambda path, most: ask(lambda: _head(fs, path, most)),
@@ -114,17 +68,17 @@ def files_of(source: str, passed_over: PassedOver | None = None, split: str = ""
             passed_over=passed_over,
             described=ask(lambda: _descriptions(fs, paths, root)) if matched else (),
         )
-    files = [ask(partial(_source_file, fs, p, p.removeprefix(root), picky)) for p in paths]
+    files = [ask(partial(recognised, fs, p, p.removeprefix(root), required)) for p in paths]
     known = [f for f in files if f]
     passed_over.other_kinds += [
-        _shown(p.removeprefix(root)) for p, f in zip(paths, files, strict=True) if not f
+        shown_name(p.removeprefix(root)) for p, f in zip(paths, files, strict=True) if not f
     ]
     if not known:
-        if not found and not is_local(fs):
+        if not listed and not is_local(fs):
             _check_reachable(fs, root)
-        instead = next((i for p in paths for suffix, i in _INSTEAD.items() if p.lower().endswith(suffix)), "")
+        instead = next((i for p in paths for suffix, i in INSTEAD.items() if p.lower().endswith(suffix)), "")
         raise UserError(
-            "no file to read here", where=source, expected=_EXPECTED, remedy=instead or "check data.sources"
+            "no file to read here", where=source, expected=EXPECTED, remedy=instead or "check data.sources"
         )
     return known
 
@@ -156,7 +110,7 @@ def _is_file(fs: Any, path: str) -> bool:
     if is_local(fs):
         return fs.isfile(path) or bool(special_file(path))
     try:
-        return patiently(lambda: fs.info(path))["type"] == "file"
+        return with_retries(fs, lambda: fs.info(path))["type"] == "file"
     except FileNotFoundError:
         return False
 
@@ -164,10 +118,10 @@ def _is_file(fs: Any, path: str) -> bool:
 def _check_reachable(fs: Any, folder: str) -> None:
     """Raise OSError if the store does not answer: fsspec's listings take that for an empty folder."""
     with suppress(FileNotFoundError):
-        patiently(lambda: fs.ls(folder, detail=False))
+        with_retries(fs, lambda: fs.ls(folder, detail=False))
 
 
-def _regular(fs: Any, paths: list[str], root: str, picky: bool, passed_over: PassedOver) -> list[str]:
+def _regular(fs: Any, paths: list[str], root: str, required: bool, passed_over: PassedOver) -> list[str]:
     """Return `paths` without devices, FIFOs and sockets: opening one may wait for ever, or never end."""
     if not is_local(fs):
         return paths
@@ -175,12 +129,12 @@ def _regular(fs: Any, paths: list[str], root: str, picky: bool, passed_over: Pas
     for path in paths:
         if not (kind := special_file(path)):
             kept.append(path)
-        elif picky:
+        elif required:
             raise UserError(
-                f"is {kind}", where=_shown(path), expected="a file or folder", remedy="check data.sources"
+                f"is {kind}", where=shown_name(path), expected="a file or folder", remedy="check data.sources"
             )
         else:
-            passed_over.special.append(_shown(path.removeprefix(root)))
+            passed_over.special.append(shown_name(path.removeprefix(root)))
     return kept
 
 
@@ -200,53 +154,6 @@ def _descriptions(fs: Any, paths: list[str], root: str) -> list[str]:
 def _head(fs: Any, path: str, most: int) -> bytes:
     with fs.open(path, "rb") as file:
         return bytes(file.read(most))
-
-
-def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | None:
-    stem, suffix = os.path.splitext(name)
-    compression = COMPRESSIONS.get(suffix.lower(), "")
-    ending = os.path.splitext(stem if compression else name)[1].lower()
-    kind = FORMATS.get(".xml" if _SPLIT_DUMP.fullmatch(ending) else ending)
-    uri = path if is_local(fs) else fs.unstrip_protocol(path)
-    if kind == "wikipedia" or not ending:  # recognised by their content
-        with reading(uri):
-            kind = _kind_inside(uri, compression, picky)
-    if kind:
-        if _shown(uri) != uri:  # the name is part of the document ids
-            raise UserError(
-                "its name is not UTF-8", where=_shown(uri), remedy="rename the file or its folder"
-            )
-        size = fs.size(path)
-        return SourceFile(uri, name, kind, compression, size or 0, total=-1 if size is None else size)
-    if picky and ending in _INSTEAD:
-        raise UserError(f"{ending} is not read", where=path, expected=_EXPECTED, remedy=_INSTEAD[ending])
-    if picky and ending == ".xml":
-        raise UserError("is no dump of MediaWiki", where=path, expected="pages-articles.xml")
-    if picky:
-        raise UserError(
-            "its suffix names no format", where=path, expected=_EXPECTED, remedy="rename the file"
-        )
-    return None
-
-
-def _shown(name: str) -> str:
-    """Return a file name as text; bytes that are not UTF-8 become \\udcNN."""
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
-def _kind_inside(uri: str, compression: str, picky: bool) -> str | None:
-    try:
-        with open_bytes(uri, compression) as stream:
-            head = stream.peek(1024)[:1024]
-    except (EOFError, UserError):
-        if picky or compression:  # a copy that failed, or a wrong suffix
-            raise
-        return None
-    if head.startswith(b'<doc id="'):
-        return "wikiextractor"
-    if head.startswith(b'{"id": '):
-        return "jsonl"  # WikiExtractor's --json
-    return "wikipedia" if b"<mediawiki" in head else None
 
 
 # Compute how often each source's text is used, from source weights and smoothed language shares.

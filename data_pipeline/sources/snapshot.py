@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError, redact
-from data_pipeline.io.decompress import filesystem, patiently, reading
+from data_pipeline.io.decompress import reading
 from data_pipeline.io.files import exists, file_sha256, is_uri, join, read_bytes
+from data_pipeline.io.object_store import filesystem, with_retries
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.listing import SourceFile
+from data_pipeline.sources.formats import SourceFile
 from data_pipeline.sources.passed_over import PassedOver, is_summary
 from data_pipeline.sources.read import source_files
 
@@ -169,5 +170,5 @@ def _mark(uri: str) -> int | str:
         return os.stat(uri).st_mtime_ns if Path(uri).is_file() else 0
     with reading(uri):
         fs, path = filesystem(uri)
-        info = patiently(lambda: fs.info(path))
+        info = with_retries(fs, lambda: fs.info(path))
     return next((str(info[key]) for key in _MARKS if info.get(key)), 0)

@@ -3,17 +3,16 @@
 An Arrow file is in the stream format, which Hugging Face `datasets` uses, or in the file format; the parts of a file
 take different batches. A Parquet file is split among workers by row groups.
 
-Separate from data_pipeline/sources/read.py, so that pyarrow is imported only to read tables.
+pyarrow is imported only here, so only to read tables.
 """
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from io import BufferedReader
-from itertools import pairwise
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,8 +20,8 @@ import pyarrow.parquet as pq
 from data_pipeline.errors import MAX_NAME, UserError, clipped, listed
 from data_pipeline.io.decompress import open_bytes
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources.cleaning import Counts, decode, decoded
-from data_pipeline.sources.listing import PASSAGE_BYTES, Record, SourceFile
+from data_pipeline.sources.cleaning import Counts, decode
+from data_pipeline.sources.formats import Record, SourceFile, check_length, is_local_file, striped
 
 # Read the rows of an Arrow file in batches, and find the columns of fields.
 
@@ -49,6 +48,11 @@ def arrow_batches(
         if file.owns(number):
             yield first, batch
         first += len(batch)
+
+
+def batch_parts(file: SourceFile, _settings: DataSettings, part_bytes: int) -> list[SourceFile]:
+    """Share the batches of an Arrow file among parts."""
+    return striped(file, part_bytes)
 
 
 def path_of(schema: pa.Schema, name: str) -> list[str]:
@@ -146,8 +150,18 @@ def parquet_batches(
         first += len(batch)
 
 
-def parts(stream: BufferedReader, part_bytes: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield runs of row groups of about `part_bytes` each: first group, group after the last, rows before, bytes."""
+def row_group_parts(file: SourceFile, _settings: DataSettings, part_bytes: int) -> list[SourceFile]:
+    """Cut a local Parquet file into runs of row groups of about `part_bytes` each. Raises UserError for a damaged
+    file."""
+    if file.compression or file.size <= part_bytes or not is_local_file(file):
+        return [file]
+    with open_bytes(file.uri, "") as stream:
+        runs = list(damaged_named(_group_runs(stream, part_bytes), file.uri))
+    return [replace(file, start=start, stop=stop, before=rows, size=size) for start, stop, rows, size in runs]
+
+
+def _group_runs(stream: BufferedReader, part_bytes: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield first group, group after the last, rows before and bytes of each run."""
     metadata = _opened(stream).metadata
     start, rows_before, rows, size = 0, 0, 0, 0
     for i in range(metadata.num_row_groups):
@@ -182,20 +196,18 @@ def table_records(file: SourceFile, settings: DataSettings, counts: Counts) -> I
         found = _columns(batches(file, stream, fields, stack), fields, file.uri)
         for first, columns in damaged_named(found, file.uri):
             for number, text, *ids in _rows(columns, file.before + first + 1):
-                if ids and ids[0] is None:
-                    error = UserError(
-                        f"row {number} has no {settings.id_field!r}",
-                        where=file.uri,
-                        remedy="set data.id_field",
-                    )
+                try:
+                    if ids and ids[0] is None:
+                        raise UserError(
+                            f"row {number} has no {settings.id_field!r}",
+                            where=file.uri,
+                            remedy="set data.id_field",
+                        )
+                    check_length(len(text or b""), f"{file.uri}:{number}")
+                except UserError as error:
                     counts.skip_or_raise(error, settings)
                     continue
-                name = decode(bytes(ids[0]), counts) if ids else number
-                if text is None or len(text) <= PASSAGE_BYTES:
-                    yield name, decode(bytes(text or b""), counts), ()
-                else:
-                    passages = decoded(_slices(text), counts)
-                    yield name, next(passages), passages
+                yield decode(ids[0], counts) if ids else number, decode(text or b"", counts)
 
 
 def _columns(
@@ -208,12 +220,6 @@ def _columns(
         yield first, [_as_bytes(column) for column in columns]
 
 
-def parquet_parts(file: SourceFile, part_bytes: int) -> list[tuple[int, int, int, int]]:
-    """Return what `parts` yields, as a list. Raises UserError for a damaged file."""
-    with open_bytes(file.uri, "") as stream:
-        return list(damaged_named(parts(stream, part_bytes), file.uri))
-
-
 def damaged_named(batches: Iterator, uri: str) -> Iterator:
     """Yield from `batches`, turning pyarrow's errors into one-line UserErrors that name the file."""
     try:
@@ -224,32 +230,12 @@ def damaged_named(batches: Iterator, uri: str) -> Iterator:
 
 
 def _rows(columns: list[pa.Array], first: int) -> Iterator[tuple]:
-    """Yield (number, text, id) of every row, as bytes; long texts as views of the batch's memory."""
+    """Yield (number, text, id) of every row, as bytes."""
     text = columns[0]
     rows = max(1, len(text) * SLICE_BYTES // max(text.nbytes, 1))
     for start in range(0, len(text), rows):
-        parts = [column.slice(start, rows) for column in columns]
-        longest = pc.max(pc.binary_length(parts[0])).as_py() or 0
-        values: Iterable = parts[0].to_pylist() if longest <= PASSAGE_BYTES else _memory(parts[0])
-        others = [part.to_pylist() for part in parts[1:]]
-        numbers = range(first + start, first + start + len(parts[0]))
-        yield from zip(numbers, values, *others, strict=True)
-
-
-def _memory(column: pa.Array) -> Iterator[memoryview | None]:
-    """Yield views of the values in place: a pyarrow scalar would be a copy."""
-    wide = pa.types.is_large_binary(column.type)
-    _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets, np.int64 if wide else np.int32)[
-        column.offset : column.offset + len(column) + 1
-    ]
-    valid = column.is_valid().to_pylist()
-    for here, (start, stop) in zip(valid, pairwise(ends.tolist()), strict=True):
-        yield memoryview(data)[start:stop] if here else None
-
-
-def _slices(text: memoryview) -> Iterator[bytes]:
-    return (bytes(text[at : at + PASSAGE_BYTES]) for at in range(0, len(text), PASSAGE_BYTES))
+        values = [column.slice(start, rows).to_pylist() for column in columns]
+        yield from zip(range(first + start, first + start + len(values[0])), *values, strict=True)
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:

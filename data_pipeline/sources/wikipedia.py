@@ -17,17 +17,25 @@ The record id is the page id.
 
 import html
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from io import BufferedReader
 from xml.etree import ElementTree
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.decompress import filesystem, open_bytes
+from data_pipeline.io.decompress import open_bytes
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.cleaning import Counts, decode
-from data_pipeline.sources.listing import PASSAGE_BYTES, Record, SourceFile
-from data_pipeline.sources.text_formats import READ_BYTES, Line, in_passages, lines_of
+from data_pipeline.sources.formats import (
+    Record,
+    SourceFile,
+    between,
+    check_length,
+    is_local_file,
+    joined,
+    striped,
+)
+from data_pipeline.sources.text_formats import Line, lines_of
 
 # Extract the running text of an article from its wikitext. No library does it, since it must cope with any text: every
 # step is one pass over the text with a pattern that never backtracks far. mwparserfromhell takes 18 seconds for 40 KB
@@ -228,14 +236,16 @@ def _without_nested(text: str, bracket: re.Pattern[str], goes: Callable[[str], b
 _DOC = re.compile(rb'<doc id="([^"]*)"(?: url="[^"]*")?(?: title="(.*)")?[^>]*>(</doc>)?\s*+$')
 
 
-def extracted_pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
+def extracted_pages(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
     """Yield the pages of one part: page id and text, "" where there is but a title. Raises UserError for text outside
-    of pages, and if the last page has no end."""
+    of pages, if the last page has no end and, unless data.bad_records=skip, for a page that is too long."""
     with open_bytes(file.uri, file.compression) as stream:
-        yield from _pages(file, lines_of(file, stream, READ_BYTES), counts)
+        yield from _pages(file, lines_of(file, stream), settings, counts)
 
 
-def _pages(file: SourceFile, lines: Iterator[Line], counts: Counts) -> Iterator[Record]:
+def _pages(
+    file: SourceFile, lines: Iterator[Line], settings: DataSettings, counts: Counts
+) -> Iterator[Record]:
     found = 0
     for number, position, line in lines:
         past = 0 <= file.stop <= position
@@ -249,14 +259,19 @@ def _pages(file: SourceFile, lines: Iterator[Line], counts: Counts) -> Iterator[
         if past:
             return
         found += 1
-        body = iter(()) if opening[3] else _until_doc_ends(lines, f"{file.uri}:{number}")
-        if file.owns(found):
-            name, text, more = in_passages(decode(opening[1], counts), _joined(body), counts)
-            if _is_title(text, decode(opening[2] or b"", Counts())):
-                text = ""
-            yield name, unescaped(text), map(unescaped, more)
-        for _ in body:
-            pass
+        where = f"{file.uri}:{number}"
+        body = b"" if opening[3] else joined(_until_doc_ends(lines, where))
+        if not file.owns(found):
+            continue
+        try:
+            check_length(len(body), where)
+        except UserError as error:
+            counts.skip_or_raise(error, settings)
+            continue
+        text = decode(body, counts)
+        if _is_title(text, decode(opening[2] or b"", Counts())):
+            text = ""
+        yield decode(opening[1], counts), unescaped(text)
 
 
 def _is_title(text: str, title: str) -> bool:
@@ -270,20 +285,6 @@ def _until_doc_ends(lines: Iterator[Line], where: str) -> Iterator[bytes]:
             return
         yield line
     raise UserError("the document has no </doc>: the file is cut off", where=where, remedy="make it again")
-
-
-def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Join lines into passages of about PASSAGE_BYTES."""
-    parts: list[bytes] = []
-    size = 0
-    for line in lines:
-        parts.append(line)
-        size += len(line)
-        if size >= PASSAGE_BYTES:
-            yield b"".join(parts)
-            parts, size = [], 0
-    if parts:
-        yield b"".join(parts)
 
 
 # Read the articles of a part of a dump.
@@ -322,7 +323,7 @@ def pages(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[
                 if found is None:
                     counts.pages_passed_over += 1
                 else:
-                    yield found[0], found[1], ()
+                    yield found
 
 
 def _cut(
@@ -377,11 +378,21 @@ def _hidden_namespaces(head: bytes) -> frozenset[str]:
     return _HIDDEN | {name.strip().lower() for name in _NAMESPACE.findall(text)}
 
 
+def page_parts(file: SourceFile, _settings: DataSettings, part_bytes: int) -> list[SourceFile]:
+    """Cut a local dump every `part_bytes`, one of many bzip2 streams at streams; another compressed one by pages."""
+    local = is_local_file(file)
+    splits = file.compression == "bzip2" and local and file.size > part_bytes
+    if splits and (borders := bzip2_borders(file.uri, part_bytes)):
+        return between(file, [0, *borders])
+    if file.compression:
+        return striped(file, part_bytes)
+    return between(file, range(0, file.size, part_bytes)) if local and file.size > part_bytes else [file]
+
+
 def bzip2_borders(uri: str, part_bytes: int) -> list[int]:
     """Find where to cut a dump of many bzip2 streams: about every `part_bytes`, at streams that begin with a page."""
     borders = []
-    fs, path = filesystem(uri)
-    with fs.open(path, "rb") as stream:
+    with open(uri, "rb") as stream:
         base, data, wanted = 0, b"", part_bytes
         while more := stream.read(_READ):
             data += more

@@ -32,7 +32,7 @@ from data_pipeline.sequences.pairs import NextSentencePairs, next_pair
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.statistics import text_statistics
 from data_pipeline.sources.cleaning import Counts, check_encoding, decode
-from data_pipeline.sources.listing import SourceFile
+from data_pipeline.sources.formats import SourceFile
 from data_pipeline.stages.corpus import document_tokens
 from data_pipeline.stages.tasks import spill
 from data_pipeline.tokenize.tokenize import WordCache

@@ -46,7 +46,8 @@ from data_pipeline.shards.statistics import (
 )
 from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.deduplicate import Repeats, without_repeats
-from data_pipeline.sources.listing import SourceFile, document_passes
+from data_pipeline.sources.formats import SourceFile
+from data_pipeline.sources.listing import document_passes
 from data_pipeline.sources.read import read
 from data_pipeline.stages.corpus import (
     DocumentPool,

@@ -37,9 +37,9 @@ from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.sequences.registry import builder_of
 from data_pipeline.settings import DataSettings, settings_affecting_bytes, token_values
 from data_pipeline.shards.index import INDEX
-from data_pipeline.sources.listing import SourceFile
+from data_pipeline.sources.formats import SourceFile
 from data_pipeline.sources.passed_over import PassedOver
-from data_pipeline.sources.read import parts_of, source_files
+from data_pipeline.sources.read import discover
 from data_pipeline.sources.snapshot import described_sources
 from data_pipeline.stages.corpus import DocumentPool, parsed_pools
 from data_pipeline.vocabulary.base import Vocabulary
@@ -87,7 +87,7 @@ class Workspace:
         """The sources cut into parts. The first process that asks cuts them, for all."""
         path = self.text / PARTS
         if not path.is_file():
-            parts = parts_of(source_files(self.settings), self.settings)
+            parts = discover(self.settings)
             write_once(path, canonical_json([asdict(part) for part in parts]))
         return [SourceFile(**fields) for fields in json.loads(path.read_bytes())]
 

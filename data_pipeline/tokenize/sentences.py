@@ -1,4 +1,4 @@
-"""Split a document into a stream of sentences, with only some passages in memory at a time.
+"""Split a document into a stream of sentences, some paragraphs at a time.
 
 `lines`: each line that holds more than white space is a sentence, unchanged; a line of more than LONGEST_LINE
 characters is cut at the last space before that, or, without a space, there.
@@ -6,13 +6,11 @@ characters is cut at the last space before that, or, without a space, there.
 sentence; a single line feed within a paragraph is a space, and so is non-ASCII white space, as in BERT's tokenizer.
 No sentence is longer than LONGEST characters; longer text without a sentence end is cut in the same way.
 
-Sentences depend only on the document's text, not on how it is cut into passages.
-
 Chosen by measurement, on one core and 20 MB of novels: sentencex 99 MB/s, blingfire 20 MB/s; both know the usual
 abbreviations, but blingfire splits '"Why?" asked Tom.' at the question mark and misses most ends after ' or ”.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain
 
 import sentencex
@@ -26,7 +24,7 @@ LONGEST = 4_000
 paragraph's quotation marks, and in its sentences in Chinese (10 MB/s in windows of this size)."""
 LONGEST_LINE = 1 << 20
 """Maximum characters of a sentence if lines are sentences."""
-PASSAGE = 1 << 20
+GROUP = 1 << 20
 """Approximate characters processed at a time: many paragraphs per call of the splitter, little memory."""
 
 # White space by str.isspace beyond ASCII; sentencex panics at some of these characters.
@@ -36,9 +34,11 @@ _WIDE_SPACES = [chr(c) for c in range(0x80, 0x3001) if chr(c).isspace()]
 def split(document: Document, settings: DataSettings, counts: Counts) -> Sentences:
     """Split the document by `settings.sentences`; the language of its source selects the abbreviations. `counts` is
     updated as the sentences are read."""
-    find = _lines if settings.sentences == "lines" else _running_text
-    found = find(document.passages, language_of(settings, document.source))
-    return Sentences(document.id, chain.from_iterable(_counted(found, counts)), document.source)
+    if settings.sentences == "lines":
+        batches = _lines(document.text)
+    else:
+        batches = _running_text(document.text, language_of(settings, document.source))
+    return Sentences(document.id, chain.from_iterable(_counted(batches, counts)), document.source)
 
 
 def _counted(batches: Iterable[list[str]], counts: Counts) -> Iterator[list[str]]:
@@ -47,47 +47,37 @@ def _counted(batches: Iterable[list[str]], counts: Counts) -> Iterator[list[str]
         yield batch
 
 
-def _lines(passages: Iterable[str], _language: str) -> Iterator[list[str]]:
-    rest = ""
-    for passage in passages:
-        *lines, rest = (rest + passage).split("\n")
-        if max(map(len, lines), default=0) > LONGEST_LINE:
+def _lines(text: str) -> Iterator[list[str]]:
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at + GROUP) + 1 or len(text)
+        lines = text[at:end].split("\n")
+        if max(map(len, lines)) > LONGEST_LINE:
             lines = [piece for line in lines for piece in _cut(line)]
         yield _visible(lines)
-        *pieces, rest = _cut(rest)
-        yield _visible(pieces)
-    yield _visible([rest])
+        at = end
 
 
 def _cut(line: str) -> Iterator[str]:
     """Cut `line` into pieces of at most LONGEST_LINE characters: nearly always one."""
-    while len(line) > LONGEST_LINE:
-        end = line.rfind(" ", 0, LONGEST_LINE) + 1 or LONGEST_LINE
-        yield line[:end]
-        line = line[end:]
-    yield line
+    at = 0
+    while len(line) - at > LONGEST_LINE:
+        end = line.rfind(" ", at, at + LONGEST_LINE) + 1 or at + LONGEST_LINE
+        yield line[at:end]
+        at = end
+    yield line[at:]
 
 
-def _running_text(passages: Iterable[str], language: str) -> Iterator[list[str]]:
-    passages = map(_plain_spaces, passages)
-    rest = next(passages, "")  # begins with a paragraph, or with the rest of a long one
-    in_gap = False  # the text so far ends in blank lines, which may continue
-    for passage in passages:
-        if in_gap:
-            passage = passage.lstrip()
-        in_gap = in_gap and not passage
-        rest += passage
-        if len(rest) < PASSAGE:
-            continue
-        *paragraphs, rest = BLANK_LINES.split(rest)
-        in_gap = not rest
-        yield from _segments(paragraphs, language)
-        # White space at the end may turn out to be a blank line, which is not part of the paragraph.
-        solid = len(rest.rstrip())
-        sentences, done = _windows(rest[:solid].replace("\n", " "), language)
-        yield sentences
-        rest = rest[done:solid] + _bounded(rest[solid:])
-    yield from _segments(BLANK_LINES.split(rest), language)
+def _running_text(text: str, language: str) -> Iterator[list[str]]:
+    return _segments(_paragraphs(_plain_spaces(text)), language)
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    at = 0
+    for gap in BLANK_LINES.finditer(text):
+        yield text[at : gap.start()]
+        at = gap.end()
+    yield text[at:]
 
 
 def _plain_spaces(text: str) -> str:
@@ -98,45 +88,35 @@ def _plain_spaces(text: str) -> str:
     return text
 
 
-def _bounded(space: str) -> str:
-    """Shorten white space without a blank line to at most 3 x LONGEST, such that the windows cut it the same way."""
-    if len(space) <= 3 * LONGEST:
-        return space
-    return ("\n" if "\n" in space else " ") + " " * (2 * LONGEST - 1 + len(space) % LONGEST)
-
-
-def _segments(paragraphs: list[str], language: str) -> Iterator[list[str]]:
+def _segments(paragraphs: Iterable[str], language: str) -> Iterator[list[str]]:
     """Yield the sentences of whole paragraphs: many in one call of the splitter, one that is too long in windows."""
     group: list[str] = []
     size = 0
     for paragraph in paragraphs:
-        if len(paragraph) > LONGEST or size > PASSAGE:
+        if len(paragraph) > LONGEST or size > GROUP:
             yield _segment("\n\n".join(group), language)
             group, size = [], 0
         paragraph = paragraph.replace("\n", " ")
         if len(paragraph) > LONGEST:
-            sentences, done = _windows(paragraph, language)
-            yield sentences
-            paragraph = paragraph[done:]
+            paragraph = yield from _windows(paragraph, language)
         group.append(paragraph)
         size += len(paragraph)
     yield _segment("\n\n".join(group), language)
 
 
-def _windows(paragraph: str, language: str) -> tuple[list[str], int]:
-    """Split a long paragraph in windows; return the sentences, and where the rest, of at most LONGEST characters,
-    begins. The last sentence of a window, perhaps cut, begins the next window."""
-    sentences: list[str] = []
+def _windows(paragraph: str, language: str) -> Generator[list[str], None, str]:
+    """Yield the sentences of a long paragraph, window by window; return the rest, of at most LONGEST characters. The
+    last sentence of a window, perhaps cut, begins the next window."""
     start = 0
     while len(paragraph) - start > LONGEST:
         window = paragraph[start : start + LONGEST]
-        *whole, last = sentencex.segment(language, window)
-        if not "".join(whole).strip():  # one sentence fills the window
+        *complete, last = sentencex.segment(language, window)
+        if not "".join(complete).strip():  # one sentence fills the window
             space = window.rfind(" ")
-            whole, last = [window[: space + 1] or window], window[space + 1 :] if space >= 0 else ""
-        sentences += _visible(whole)
+            complete, last = [window[: space + 1] or window], window[space + 1 :] if space >= 0 else ""
+        yield _visible(complete)
         start += LONGEST - len(last)
-    return sentences, start
+    return paragraph[start:]
 
 
 def _segment(text: str, language: str) -> list[str]:

@@ -50,7 +50,8 @@ from data_pipeline.records import Document, ShowProgress
 from data_pipeline.rng import VOCABULARY, first_words, text_key
 from data_pipeline.settings import DataSettings, VocabularySettings, required, stated_languages
 from data_pipeline.sources.cleaning import Counts, check_bad_records, utf8_size
-from data_pipeline.sources.listing import SourceFile, repeats, source_weights
+from data_pipeline.sources.formats import SourceFile
+from data_pipeline.sources.listing import repeats, source_weights
 from data_pipeline.sources.passed_over import lines
 from data_pipeline.sources.read import discover, read
 from data_pipeline.sources.snapshot import described_sources
@@ -450,18 +451,7 @@ def sample(
     for part in chosen:
         for document, times in zip(read(part, settings, Counts()), copies, strict=False):
             if times:
-                yield from repeat(_head(document, size), times)
-
-
-def _head(document: Document, size: int) -> Document:
-    """Join the document's passages; stop after the passage that exceeds `size`, the size of the whole sample."""
-    passages, left = [], size
-    for passage in document.passages:
-        passages.append(passage)
-        left -= utf8_size(passage)
-        if left <= 0:
-            break
-    return Document(document.id, "".join(passages), document.source)
+                yield from repeat(document._replace(text=document.text[:size]), times)
 
 
 def _within_reach(
@@ -506,7 +496,7 @@ def _copies(
     for part in parts:
         for document in read(part, settings, counts):
             ids.append(text_key(document.id))
-            lengths.append(sum(map(utf8_size, document.passages)))
+            lengths.append(utf8_size(document.text))
             sources.append(part.source)
             advance(1)
     keys, sizes, owners = np.array(ids, np.uint64), np.array(lengths, np.int64), np.array(sources, np.int64)

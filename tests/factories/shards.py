@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_pipeline.loader.order import Order
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index, write_index
 from data_pipeline.shards.shard import write_shard
@@ -107,3 +108,26 @@ def write_folder(
         vocabulary=vocabulary,  # type: ignore[arg-type]
         statistics={"examples": sum(map(len, content)), "share": 0.15},
     )
+
+
+def share_of(order: Order, step: int, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:
+    """(epochs, example numbers) of what a rank reads in a step, window by window, without a file."""
+    epochs, numbers = [], []
+    ranges = order.stream_ranges(step, rank, world)
+    for stream, first, last in zip(*(column.tolist() for column in ranges), strict=True):
+        while first < last:
+            window = order.window_at(stream, first)
+            stop = min(last, window.first + window.items)
+            flat, places = order.window_numbers(window)
+            items = np.empty_like(flat)
+            items[places] = flat
+            numbers.append(items[first - window.first : stop - window.first])
+            epochs.append(np.full(stop - first, window.epoch, np.int64))
+            first = stop
+    return np.concatenate(epochs), np.concatenate(numbers)
+
+
+def epochs_of(order: Order, step: int) -> tuple[int, int]:
+    """The epochs of the first and of the last example of a step."""
+    first, after = order.sizes.before(step), order.sizes.before(step + 1)
+    return first // order.examples, (after - 1) // order.examples

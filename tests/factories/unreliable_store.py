@@ -94,6 +94,7 @@ def unreliable(endpoint: str) -> Iterator[ProxyServer]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        patch.setenv("AWS_MAX_ATTEMPTS", "3")  # the client alone retries
         S3FileSystem.clear_instance_cache()
         yield server
     S3FileSystem.clear_instance_cache()

@@ -21,7 +21,7 @@ from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN, Index
 from data_pipeline.shards.shard import BlockReader
 from data_pipeline.sources import passed_over, snapshot
-from data_pipeline.sources.listing import SourceFile
+from data_pipeline.sources.formats import SourceFile
 from data_pipeline.sources.read import source_files
 from data_pipeline.stages import executors
 from data_pipeline.stages.corpus import DocumentPool, ShardRange, plan_pools
@@ -235,7 +235,7 @@ def test_files_are_known_by_their_bytes_where_only_the_time_differs(
 def test_each_store_has_a_mark_of_its_content(
     info: dict[str, Any], mark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SimpleNamespace(info=lambda path: info | {"name": path})
+    store = SimpleNamespace(protocol="hf", info=lambda path: info | {"name": path})
     monkeypatch.setattr(snapshot, "filesystem", lambda uri: (store, uri))
     monkeypatch.setattr(
         snapshot,

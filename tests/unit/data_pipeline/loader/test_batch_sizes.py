@@ -12,7 +12,7 @@ from data_pipeline.loader.batch_sizes import BatchSizes
 from data_pipeline.loader.loader import Shares, loader_state, order_of, resumed_batch
 from data_pipeline.loader.order import Order
 from data_pipeline.loader.packing import caps_for
-from tests.factories.shards import shard_folder
+from tests.factories.shards import epochs_of, shard_folder, share_of
 
 RAMPS = [  # examples, block, streams, first batch, full batch, batches of the ramp
     (97, 8, 3, 3, 12, 5),
@@ -63,25 +63,25 @@ def test_a_ramp_cuts_the_same_order_elsewhere(case: tuple[int, ...], sequential:
     examples, block, streams, _, full, ramp = case
     order, plain = order_with(case, sequential), Order(examples, block, 11, full, streams, 2, sequential)
     steps = ramp + 6
-    parts = [[np.array(c).reshape(streams, -1) for c in order.share(t, 0, 1)] for t in range(steps)]
-    whole = [[np.array(c).reshape(streams, -1) for c in plain.share(t, 0, 1)] for t in range(steps)]
+    parts = [[np.array(c).reshape(streams, -1) for c in share_of(order, t, 0, 1)] for t in range(steps)]
+    whole = [[np.array(c).reshape(streams, -1) for c in share_of(plain, t, 0, 1)] for t in range(steps)]
     for kind in (0, 1):  # epochs, numbers
         found = np.concatenate([part[kind] for part in parts], axis=1)
         expected = np.concatenate([part[kind] for part in whole], axis=1)[:, : found.shape[1]]
         assert np.array_equal(found, expected)
     for t in range(steps):
         epochs = parts[t][0]
-        assert order.epochs(t) == (epochs.min(), epochs.max())
+        assert epochs_of(order, t) == (epochs.min(), epochs.max())
 
 
 @pytest.mark.parametrize("case", RAMPS, ids=str)
 def test_a_step_of_a_ramp_is_the_same_at_every_world_size(case: tuple[int, ...]) -> None:
     order = order_with(case)
     for t in range(order.ramp_batches + 2):
-        epochs, numbers = order.share(t, 0, 1)
+        epochs, numbers = share_of(order, t, 0, 1)
         assert len(numbers) == order.sizes.at(t)
         for world in range(1, order.sizes.smallest + 1):
-            shares = [order.share(t, rank, world) for rank in range(world)]
+            shares = [share_of(order, t, rank, world) for rank in range(world)]
             assert np.array_equal(np.concatenate([s[0] for s in shares]), epochs)
             assert np.array_equal(np.concatenate([s[1] for s in shares]), numbers)
             for rank in range(world):
@@ -100,7 +100,7 @@ def test_shares_resume_and_change_ranks_inside_a_ramp(tmp_path: Path) -> None:
         readers = [Shares(index, order, caps, rank, world) for rank in range(world)]
         for t in range(start, 10):
             read = [reader.read(t) for reader in readers]
-            epochs, numbers = order.share(t, 0, 1)
+            epochs, numbers = share_of(order, t, 0, 1)
             assert np.array_equal(np.concatenate([share.numbers for share in read]), numbers)
             assert np.array_equal(np.concatenate([share.epochs for share in read]), epochs)
     with pytest.raises(UserError, match="5 ranks for a global batch of 4"):

@@ -39,7 +39,7 @@ from data_pipeline.loader.packing import (
 )
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.shards.index import Index, Layout
-from tests.factories.shards import blocks_of, random_examples, shard_folder
+from tests.factories.shards import blocks_of, random_examples, shard_folder, share_of
 
 ROOT = Path(__file__).parents[4]
 COUNTS = [20, 8, 3, 17, 30, 1]
@@ -100,7 +100,7 @@ def test_every_example_comes_as_it_was_written_in_the_order_of_the_order(
         shares = Shares(index, order, caps_for(index.train, 4, 24))
         for step in range(-(-3 * order.examples // batch)):
             share = shares.read(step)
-            epochs, numbers = order.share(step, 0, 1)
+            epochs, numbers = share_of(order, step, 0, 1)
             assert np.array_equal(share.numbers, numbers)
             assert np.array_equal(share.epochs, epochs)
             assert unpacked(share) == [everything[n] for n in numbers]
@@ -114,8 +114,8 @@ def test_the_ranks_together_read_the_batch(data: tuple[Index, Examples], world: 
     readers = [Shares(index, order, caps, rank, world) for rank in range(world)]
     for step in (0, 1, 7, 40):
         shares = [reader.read(step) for reader in readers]
-        assert np.concatenate([s.numbers for s in shares]).tolist() == order.share(step, 0, 1)[1].tolist()
-        expected = examples.take(order.share(step, 0, 1)[1])
+        assert np.concatenate([s.numbers for s in shares]).tolist() == share_of(order, step, 0, 1)[1].tolist()
+        expected = examples.take(share_of(order, step, 0, 1)[1])
         assert sum(s.tokens for s in shares) == len(expected.tokens)
         assert sum(s.masked for s in shares) == len(expected.masked_ids)
         assert sum(s.pairs for s in shares) == 12
@@ -131,7 +131,7 @@ def test_micro_batches_know_their_examples_and_streams(
     order = Order(index.train.examples, index.block_examples, 9, 12, streams, window=2)
     caps = caps_for(index.train, 2, 24)
     for step in (0, 7, 8):
-        epochs, numbers = order.share(step, 0, 1)
+        epochs, numbers = share_of(order, step, 0, 1)
         expected = {
             (epoch << 40 | number): place // (12 // streams)
             for place, (epoch, number) in enumerate(zip(epochs.tolist(), numbers.tolist(), strict=True))

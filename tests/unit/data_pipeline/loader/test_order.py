@@ -11,6 +11,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.batch_sizes import default_streams
 from data_pipeline.loader.order import Order, permuted, rank_range
 from data_pipeline.shards.index import Layout
+from tests.factories.shards import epochs_of, share_of
 
 SMALL = [
     # examples, block, global batch, streams, window: nothing divides anything, tails, batches beyond an epoch
@@ -34,7 +35,7 @@ def order(request: pytest.FixtureRequest) -> Order:
 
 
 def steps_of(order: Order, epochs: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [order.share(t, 0, 1) for t in range(-(-order.examples * epochs // order.global_batch))]
+    return [share_of(order, t, 0, 1) for t in range(-(-order.examples * epochs // order.global_batch))]
 
 
 def test_every_epoch_has_each_example_once(order: Order) -> None:
@@ -50,14 +51,14 @@ def test_epochs_follow_one_another_without_a_gap(order: Order) -> None:
     for step, (epochs, _) in enumerate(steps_of(order, 4)):
         places = np.arange(step * order.global_batch, (step + 1) * order.global_batch)
         assert sorted(epochs.tolist()) == (places // order.examples).tolist()
-        assert order.epochs(step) == (epochs.min(), epochs.max())
+        assert epochs_of(order, step) == (epochs.min(), epochs.max())
 
 
 def test_a_step_is_the_same_at_every_world_size(order: Order) -> None:
     for step in (0, 1, 5):
-        epochs, numbers = order.share(step, 0, 1)
+        epochs, numbers = share_of(order, step, 0, 1)
         for world in range(1, order.global_batch + 1):
-            shares = [order.share(step, rank, world) for rank in range(world)]
+            shares = [share_of(order, step, rank, world) for rank in range(world)]
             assert np.array_equal(np.concatenate([s[0] for s in shares]), epochs)
             assert np.array_equal(np.concatenate([s[1] for s in shares]), numbers)
             assert {len(s[1]) for s in shares} <= {
@@ -92,8 +93,8 @@ def test_in_both_directions_every_second_stream_walks_its_stretch_from_the_end(c
     )
     for order in (one_way, both):
         for step in (0, 1, 5):
-            whole = order.share(step, 0, 1)
-            shares = [order.share(step, rank, 2) for rank in range(2)]
+            whole = share_of(order, step, 0, 1)
+            shares = [share_of(order, step, rank, 2) for rank in range(2)]
             assert all(
                 np.array_equal(np.concatenate(c), w)
                 for c, w in zip(zip(*shares, strict=True), whole, strict=True)
@@ -125,7 +126,7 @@ def test_a_sequential_order_makes_every_row_a_stream() -> None:
     order = Order.of(10**6, 512, 0, 384, sequential=True)
     assert (order.streams, order.items, order.window) == (384, 1, 1)
     assert Order.of(10**6, 512, 0, 384, streams=96, sequential=True).items == 4
-    first, second = (order.share(step, 0, 1)[1] for step in (7, 8))
+    first, second = (share_of(order, step, 0, 1)[1] for step in (7, 8))
     assert np.array_equal(second, first + 1)
 
 
@@ -148,7 +149,7 @@ def test_windows_tile_a_stream_and_hold_their_blocks_only() -> None:
 def test_order_depends_on_epoch_and_seed_and_is_shuffled() -> None:
     def epoch(seed: int, number: int) -> list[int]:
         order = Order(512, 8, seed, 512, 1, 4)
-        return order.share(number, 0, 1)[1].tolist()
+        return share_of(order, number, 0, 1)[1].tolist()
 
     first, second, other = epoch(1, 0), epoch(1, 1), epoch(2, 0)
     assert first == epoch(1, 0)
@@ -161,7 +162,7 @@ def test_order_depends_on_epoch_and_seed_and_is_shuffled() -> None:
 def test_the_order_never_changes() -> None:
     """Frozen: a resumed run of another version must read on in the same order."""
     order = Order(29, 4, 7, 6, 2, 2)
-    assert [order.share(t, 0, 1)[1].tolist() for t in (0, 4, 1000)] == [
+    assert [share_of(order, t, 0, 1)[1].tolist() for t in (0, 4, 1000)] == [
         [6, 10, 9, 15, 21, 22],
         [13, 18, 19, 25, 24, 11],
         [23, 21, 25, 27, 10, 11],
@@ -261,7 +262,9 @@ def test_4096_ranks_share_a_step_of_a_trillion_tokens(batch: int, sequential: bo
             assert window.items <= order.window * 512
     items = order.items
     assert taken == [(k, FAR * items + i) for k in range(order.streams) for i in range(items)]
-    assert {w.epoch for w in windows.values()} <= set(range(order.epochs(FAR)[0], order.epochs(FAR)[1] + 1))
+    assert {w.epoch for w in windows.values()} <= set(
+        range(epochs_of(order, FAR)[0], epochs_of(order, FAR)[1] + 1)
+    )
     blocks = 0
     for window in list(windows.values())[:64]:
         runs = [run for span in order.window_blocks(window) for run in layout.runs(*span)]
@@ -271,14 +274,14 @@ def test_4096_ranks_share_a_step_of_a_trillion_tokens(batch: int, sequential: bo
     assert blocks <= 64 * (order.window + 1) * (3 if sequential else 1)
     if sequential:
         epochs, numbers = (
-            np.concatenate(c) for c in zip(*(order.share(FAR, r, 4096) for r in range(64)), strict=True)
+            np.concatenate(c) for c in zip(*(share_of(order, FAR, r, 4096) for r in range(64)), strict=True)
         )
-        after = np.concatenate([order.share(FAR + 1, r, 4096)[1] for r in range(64)])
-        stay = epochs == np.concatenate([order.share(FAR + 1, r, 4096)[0] for r in range(64)])
+        after = np.concatenate([share_of(order, FAR + 1, r, 4096)[1] for r in range(64)])
+        stay = epochs == np.concatenate([share_of(order, FAR + 1, r, 4096)[0] for r in range(64)])
         assert stay.sum() > 60
         assert ((after - numbers)[stay] == order.items).all()
     else:
-        shares = [order.share(FAR, rank, 4096) for rank in range(0, 4096, 64)]
+        shares = [share_of(order, FAR, rank, 4096) for rank in range(0, 4096, 64)]
         assert len({n for _, numbers in shares for n in numbers.tolist()}) == sum(len(n) for _, n in shares)
 
 
@@ -287,9 +290,9 @@ def test_the_turn_of_an_epoch_of_a_trillion_tokens(sequential: bool) -> None:
     """The step in which epoch 2 begins holds the last of epoch 1 and the first of epoch 2, stream by stream."""
     order = Order.of(int(SHARDS.sum()), 512, 9, 4096, sequential=sequential)
     step = 2 * order.examples // 4096
-    assert order.epochs(step - 1) == (1, 1)
-    assert order.epochs(step) == (1, 2)
-    assert order.epochs(step + 1) == (2, 2)
+    assert epochs_of(order, step - 1) == (1, 1)
+    assert epochs_of(order, step) == (1, 2)
+    assert epochs_of(order, step + 1) == (2, 2)
     old = 2 * order.examples - step * 4096
     places = np.array([order.window_at(k, step * order.items + i).epoch for k in range(order.streams)
                        for i in range(order.items)])  # fmt: skip
@@ -320,7 +323,7 @@ def test_the_arithmetic_grows_with_nothing() -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Order, "virtual_block", counted)
-            order.share(step, 5, 4096)
+            share_of(order, step, 5, 4096)
         return made
 
     small, large = Order.of(512 * 10_000, 512, 9, 4096), Order.of(int(SHARDS.sum()), 512, 9, 4096)

@@ -12,8 +12,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.prepare import prepare
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import Index
-from data_pipeline.sources import read as sources
-from data_pipeline.sources import text_formats
+from data_pipeline.sources import formats
 from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.passed_over import lines
 from data_pipeline.sources.read import discover, read
@@ -29,7 +28,7 @@ DUMP += PAGE.format(4, "four") + "</mediawiki>\n"
 
 def documents(path: Path, counts: Counts, **options: Any) -> list[str]:
     chosen = DataSettings(sources=[str(path)], **options)
-    return ["".join(d.passages) for unit in discover(chosen) for d in read(unit, chosen, counts)]
+    return [d.text for unit in discover(chosen) for d in read(unit, chosen, counts)]
 
 
 def bad_lines(path: Path) -> Path:
@@ -57,27 +56,9 @@ def test_the_pieces_of_a_file_skip_what_the_whole_skips(
 ) -> None:
     path, whole, pieces = bad_lines(tmp_path / "a.jsonl"), Counts(), Counts()
     expected = documents(path, whole, bad_records="skip")
-    monkeypatch.setattr(sources, "PART_BYTES", size)
+    monkeypatch.setattr(formats, "PART_BYTES", size)
     assert documents(path, pieces, bad_records="skip") == expected
     assert (pieces, pieces.first_bad) == (whole, whole.first_bad)
-
-
-@pytest.mark.parametrize("text", ['"a \\u00zz b"', '"a" "b"', '"\\x"', "5"])
-def test_a_long_line_is_checked_before_any_of_it_is_read(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(text_formats, "LONG_LINE", 1000)
-    filler = '"' + "word " * 300_000
-    text = filler + text[1:] if text[0] == '"' else text
-    (tmp_path / "a.jsonl").write_text(
-        f'{{"text": {filler}"}}\n{{"text": {text}, "n": {filler}"}}\n{{"text": "end"}}\n'
-    )
-    counts = Counts()
-    assert [len(found) for found in documents(tmp_path / "a.jsonl", counts, bad_records="skip")] == [
-        1_500_000,
-        3,
-    ]
-    assert (counts.bad_records, counts.documents) == (1, 2)
 
 
 def test_rows_without_an_id_and_broken_pages_are_skipped(tmp_path: Path) -> None:
@@ -122,7 +103,7 @@ def prepared(folder: Path, out: str, **options: Any) -> tuple[Index, list[str], 
 def test_a_preparation_without_the_bad_records_is_the_same_on_any_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "PART_BYTES", 20_000)
+    monkeypatch.setattr(formats, "PART_BYTES", 20_000)
     (tmp_path / "text").mkdir()
     rows = [
         json.dumps({"text": f"The house number {n} is old. It has a garden. A dog lives there."})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from data_pipeline.sources.cleaning import Counts, check_encoding, clean, cleaned, decode, decoded
+from data_pipeline.sources.cleaning import Counts, check_encoding, clean, decode
 
 
 @given(st.text(st.characters()))
@@ -32,19 +32,6 @@ def test_decode_never_fails_and_counts_only_what_was_invalid(raw):
     counts = Counts()
     assert decode(raw, counts) == raw.decode("utf-8", "replace")
     assert (counts.invalid_characters == 0) == (raw == raw.decode("utf-8", "ignore").encode())
-
-
-PIECES = st.lists(
-    st.binary(max_size=5) | st.sampled_from([b"\r", b"\r\n", b"\n", "é".encode(), b"\xe2\x80", b"\x99"])
-)
-
-
-@given(PIECES)
-def test_pieces_become_what_the_whole_becomes(pieces):
-    counts, whole_counts = Counts(), Counts()
-    text = "".join(cleaned(decoded(pieces, counts), counts))
-    assert text == clean(decode(b"".join(pieces), whole_counts), whole_counts)
-    assert counts == whole_counts
 
 
 def test_a_replacement_character_in_the_text_is_no_error():

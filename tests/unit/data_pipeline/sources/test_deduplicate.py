@@ -16,9 +16,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.prepare import prepare
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.sources import deduplicate
-from data_pipeline.sources import read as sources
-from data_pipeline.sources.cleaning import Counts
+from data_pipeline.sources import deduplicate, formats
+from data_pipeline.sources.cleaning import BLANK_LINES, Counts
 from data_pipeline.sources.deduplicate import (
     Repeats,
     find_repeats,
@@ -51,7 +50,7 @@ def kept(settings: DataSettings, work: Path, count: int = 1) -> tuple[list[tuple
     for number, unit in enumerate(units):
         repeats = Repeats(number, parts[number], tuple(found))
         for document in without_repeats(read(unit, settings, counts), repeats, counts):
-            left.append((document.id, "".join(document.passages)))
+            left.append((document.id, document.text))
     return left, counts
 
 
@@ -113,9 +112,7 @@ def expected(documents: list[tuple[str, str]], what: str) -> list[tuple[str, str
     seen: set[tuple[str, str]] = set()
     left = []
     for name, text in documents:
-        pieces: dict[int, str] = {}
-        for number, piece in paragraphs([text]):
-            pieces[number] = pieces.get(number, "") + piece
+        pieces = dict(enumerate(paragraphs(text)))
         if what != "paragraphs":
             if ("document", text.strip()) in seen:
                 continue
@@ -148,7 +145,7 @@ def test_parts_runs_and_ranges_change_nothing(
     assert 0 < len(left) < len(whole)
     assert counts.documents + counts.repeated_documents == len(whole)
     assert counts.bytes + counts.repeated_bytes == sum(len(t) for _, t in whole)
-    monkeypatch.setattr(sources, "PART_BYTES", 700)
+    monkeypatch.setattr(formats, "PART_BYTES", 700)
     monkeypatch.setattr(deduplicate, "RUN_ENTRIES", 7)
     assert len(discover(settings)) > 6
     again, same = kept(settings, tmp_path / "many", count=5)
@@ -177,32 +174,12 @@ def test_both_ends_of_a_range_are_in_it(tmp_path: Path) -> None:
     assert repeats["document"].tolist() == [1, 2, 3]
 
 
-PIECES = st.lists(st.sampled_from(["a", "\n", "\n\n", " ", " \n", "b c", "\n \n"]), max_size=30)
-
-
-@given(PIECES)
+@given(st.lists(st.sampled_from(["a", "\n", "\n\n", " ", " \n", "b c", "\n \n"]), max_size=30))
 @budget(deadline=None)
-def test_passages_change_no_paragraph(pieces: list[str]) -> None:
-    def whole(passages: list[str]) -> list[str]:
-        found: dict[int, str] = {}
-        for number, piece in paragraphs(passages):
-            found[number] = found.get(number, "") + piece
-        return list(found.values())
-
-    assert whole(pieces) == whole(["".join(pieces)])
-    assert "".join(whole(pieces)) == "".join(pieces)
-
-
-def test_a_long_document_stays_a_stream(tmp_path: Path) -> None:
-    line = " ".join(f"word{n}" for n in range(300_000))
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "{line}\\n\\nend\\n\\nend\\n\\nlast {line} {line}"}}\n')
-    settings = settings_for(tmp_path / "a.jsonl", "paragraphs")
-    [unit] = discover(settings)
-    left, counts = kept(settings, tmp_path)
-    assert left[0][1].count("end") == 1
-    assert counts.repeated_paragraphs == 1
-    assert counts.bytes == len(left[0][1])
-    assert next(iter(read(unit, settings, Counts()))).more, "the document was read as one string"
+def test_paragraphs_are_all_of_the_text(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    assert "".join(paragraphs(text)) == text
+    assert [p.strip() for p in paragraphs(text)] == [p.strip() for p in BLANK_LINES.split(text.rstrip())]
 
 
 def test_prepared_with_any_workers(tmp_path: Path) -> None:

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import read as sources
-from data_pipeline.sources import tables, text_formats, wikipedia
+from data_pipeline.sources import formats, tables, text_formats, wikipedia
 from data_pipeline.sources.cleaning import Counts
 from data_pipeline.sources.read import discover, read
 from data_pipeline.tokenize.sentences import split
@@ -108,7 +107,7 @@ def outcome(path: Path, **options: object) -> list[tuple[str, str]] | str:
     counts = Counts()
     refusal = ""
     try:
-        found = [(d.id, "".join(d.passages)) for unit in discover(chosen) for d in read(unit, chosen, counts)]
+        found = [(d.id, d.text) for unit in discover(chosen) for d in read(unit, chosen, counts)]
     except UserError as error:
         refusal = str(error)
     if refusal:
@@ -122,24 +121,19 @@ def outcome(path: Path, **options: object) -> list[tuple[str, str]] | str:
     return found
 
 
-def small_pieces(unit: int, passage: int, line: int) -> list:
+def small_pieces(unit: int, block: int) -> list:
     """Patches under which every file is long."""
     return [
-        patch.object(sources, "PART_BYTES", unit),
-        patch.object(sources, "STRIPE_BYTES", unit),
-        patch.object(text_formats, "PASSAGE_BYTES", passage),
-        patch.object(wikipedia, "PASSAGE_BYTES", passage),
-        patch.object(tables, "PASSAGE_BYTES", passage),
-        patch.object(text_formats, "LONG_LINE", line),
-        patch.object(text_formats, "SHORT", max(line // 2, 8)),
-        patch.object(text_formats, "PIECE", 13),
+        patch.object(formats, "PART_BYTES", unit),
+        patch.object(formats, "STRIPE_BYTES", unit),
+        patch.object(text_formats, "BLOCK_BYTES", block),
         patch.object(tables, "SLICE_BYTES", unit),
-        patch.object(wikipedia, "_READ", passage),
+        patch.object(wikipedia, "_READ", block),
     ]
 
 
-def in_small_pieces(path: Path, unit: int, passage: int, line: int, **options: object) -> list | str:
-    patches = small_pieces(unit, passage, line)
+def in_small_pieces(path: Path, unit: int, block: int, **options: object) -> list | str:
+    patches = small_pieces(unit, block)
     for one in patches:
         one.start()
     try:
@@ -158,10 +152,10 @@ def test_the_size_of_pieces_changes_nothing(tmp_path: Path, name: str, suffix: s
     whole = outcome(path)
     assert isinstance(whole, list)
     assert len(whole) >= 3
-    for sizes in ((10**9, 16, 40), (700, 64, 100), (97, 5000, 3)):
+    for sizes in ((10**9, 16), (700, 64), (97, 5000)):
         assert sorted(in_small_pieces(path, *sizes)) == sorted(whole)
     for option in ({"documents": "file"}, {"id_field": "id"}):
-        assert in_small_pieces(path, 10**9, 100, 40, **option) == outcome(path, **option)
+        assert in_small_pieces(path, 10**9, 100, **option) == outcome(path, **option)
 
 
 TEXT = st.text(
@@ -172,12 +166,11 @@ TEXT = st.text(
 @given(
     lines=st.lists(st.one_of(st.dictionaries(st.sampled_from(["text", "a", ""]), TEXT), TEXT), max_size=6),
     ascii_only=st.booleans(),
-    passage=st.integers(4, 40),
-    line=st.integers(4, 40),
+    block=st.integers(4, 40),
 )
 @settings(max_examples=100, deadline=None)
 def test_json_and_text_in_small_pieces(
-    tmp_path_factory: pytest.TempPathFactory, lines: list, ascii_only: bool, passage: int, line: int
+    tmp_path_factory: pytest.TempPathFactory, lines: list, ascii_only: bool, block: int
 ) -> None:
     folder = tmp_path_factory.mktemp("fuzz")
     rows = [r if isinstance(r, dict) else {"text": r} for r in lines]
@@ -186,7 +179,7 @@ def test_json_and_text_in_small_pieces(
     (folder / "a.txt").write_bytes("\n".join(map(str, lines)).encode("utf-8", "surrogatepass"))
     for name in ("a.jsonl", "a.txt"):
         path = folder / name
-        assert in_small_pieces(path, 10**9, passage, line) == outcome(path)
+        assert in_small_pieces(path, 10**9, block) == outcome(path)
 
 
 @given(st.binary(max_size=300), st.sampled_from([n + s for n in VALID for s in PACK]))
@@ -214,7 +207,7 @@ def test_mutated_files(tmp_path: Path) -> None:
         started = time.perf_counter()
         try:
             refused += isinstance(outcome(path), str)
-            in_small_pieces(path, rng.choice((50, 700, 10**9)), rng.choice((10, 100)), rng.choice((4, 50)))
+            in_small_pieces(path, rng.choice((50, 700, 10**9)), rng.choice((10, 100)))
         except BaseException as error:
             saved = Path(tempfile.gettempdir(), f"maskmill-fuzz-{seed}-{number}-{path.name}")
             saved.write_bytes(packed)

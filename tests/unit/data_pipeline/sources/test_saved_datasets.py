@@ -20,7 +20,7 @@ ROWS = {"text": ["one", None, "três\n\nthree", "four", "five"], "key": [5, 6, 7
 
 def documents(*names: object, **options: object) -> list[tuple[str, str]]:
     chosen = DataSettings(sources=[str(n) for n in names], **options)  # type: ignore[arg-type]
-    return [(d.id, "".join(d.passages)) for unit in discover(chosen) for d in read(unit, chosen, Counts())]
+    return [(d.id, d.text) for unit in discover(chosen) for d in read(unit, chosen, Counts())]
 
 
 def texts(*names: object, **options: object) -> list[str]:

@@ -4,8 +4,6 @@ import bz2
 import gzip
 import json
 import lzma
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -19,10 +17,9 @@ import zstandard
 from data_pipeline.errors import UserError
 from data_pipeline.records import Sentences
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.sources import read as sources
-from data_pipeline.sources import tables, wikipedia
+from data_pipeline.sources import formats, tables, text_formats, wikipedia
 from data_pipeline.sources.cleaning import Counts
-from data_pipeline.sources.read import discover, read
+from data_pipeline.sources.read import discover, read, source_files
 from data_pipeline.sources.wikipedia import plain_text
 from data_pipeline.stages.corpus import open_corpus
 from data_pipeline.stages.tasks import read_source
@@ -30,6 +27,7 @@ from data_pipeline.tokenize.tokenize import WordCache, tokenize
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.train import learn_vocabulary
 from tests.command_line import ROOT, write_text
+from tests.factories.preparations import silent
 from tests.factories.saved_datasets import saved
 from tests.linear_time import is_linear
 
@@ -39,7 +37,7 @@ HIDDEN = frozenset({"file", "image", "category", "datei", "kategorie"})
 def documents(*names: object, counts: Counts | None = None, **options: object) -> list[tuple[str, str]]:
     chosen = DataSettings(sources=[str(n) for n in names], **options)  # type: ignore[arg-type]
     tally = Counts() if counts is None else counts
-    return [(d.id, "".join(d.passages)) for unit in discover(chosen) for d in read(unit, chosen, tally)]
+    return [(d.id, d.text) for unit in discover(chosen) for d in read(unit, chosen, tally)]
 
 
 def error(*names: object, **options: object) -> str:
@@ -55,7 +53,7 @@ def error(*names: object, **options: object) -> str:
 def test_a_large_arrow_file_is_shared_out_by_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "set", {"text": [f"text {n}" for n in range(50)]}, files=1, batch=3)
     whole = documents(folder)
-    monkeypatch.setattr(sources, "PART_BYTES", 500)
+    monkeypatch.setattr(formats, "PART_BYTES", 500)
     assert len(discover(DataSettings(sources=[str(folder)]))) > 3
     assert sorted(documents(folder)) == sorted(whole)
     assert ("data-00000-of-00001.arrow:50", "text 49") in whole
@@ -89,26 +87,6 @@ def test_a_column_that_points_outside_of_itself_is_refused(tmp_path: Path, ends:
     assert content.count(good) == 1
     (tmp_path / "a.arrow").write_bytes(content.replace(good, bad))
     assert "a.arrow: not a whole table: " in error(tmp_path)
-
-
-@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_a_long_cell_comes_in_passages(tmp_path: Path, suffix: str) -> None:
-    long = " ".join(f"wörd{n}" for n in range(300_000))
-    table = pa.table({"text": ["short", long, None, "end"]})
-    path = tmp_path / f"a.{suffix}"
-    if suffix == "parquet":
-        pq.write_table(table, path)
-    else:
-        with pa.ipc.new_stream(str(path), table.schema) as writer:
-            writer.write_table(table)
-    assert documents(path) == [
-        (f"{path.name}:1", "short"),
-        (f"{path.name}:2", long),
-        (f"{path.name}:4", "end"),
-    ]
-    chosen = DataSettings(sources=[str(path)])
-    found = list(read(discover(chosen)[0], chosen, Counts()))
-    assert len(found[1].text) < len(long), "the cell was read as one string"
 
 
 def test_rows_are_taken_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +202,8 @@ def test_a_large_dump_is_shared_out(
     (tmp_path / name).write_bytes(content)
     whole = documents(tmp_path)
     assert len(whole) == 37
-    monkeypatch.setattr(sources, "PART_BYTES", size)
-    monkeypatch.setattr(sources, "STRIPE_BYTES", size)
+    monkeypatch.setattr(formats, "PART_BYTES", size)
+    monkeypatch.setattr(formats, "STRIPE_BYTES", size)
     monkeypatch.setattr(wikipedia, "_READ", 64)
     units = discover(DataSettings(sources=[str(tmp_path)]))
     assert len(units) >= 2
@@ -392,7 +370,7 @@ def test_wikiextractor_shared_out_and_broken(tmp_path: Path, monkeypatch: pytest
     whole = documents(path)
     for size in (37, 150, 400):
         with monkeypatch.context() as patch:
-            patch.setattr(sources, "PART_BYTES", size)
+            patch.setattr(formats, "PART_BYTES", size)
             assert documents(path) == whole
     path.write_text(EXTRACTED[:-8])
     assert "wiki_00:7: the document has no </doc>" in error(path)
@@ -413,73 +391,117 @@ def test_html_is_refused(tmp_path: Path) -> None:
     assert "trafilatura" in error(tmp_path)
 
 
-# Documents of any length in little memory: passages, sentences and tokens go on while the rest is still on disk.
-
-
-MEGABYTES = 40
-PEAK = """
-import sys
-from data_pipeline.settings import DataSettings
-from data_pipeline.sources.read import discover
-from data_pipeline.stages.tasks import read_source
-source, vocabulary, out = sys.argv[1:]
-settings = DataSettings(sources=[source])
-counts = [read_source(u, settings, vocabulary, f"{out}/{n}") for n, u in enumerate(discover(settings))]
-[peak] = [int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmHWM")]
-print(peak, sum(c["documents"] for c in counts),
-      sum(c["counts"]["bytes"] for c in counts))
-"""
+# Long documents
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A megabyte of text without blank lines and, beyond the BMP so that a str takes four bytes a character, one
-    emoji; and a vocabulary."""
+    """A megabyte of text without blank lines, and a vocabulary."""
     folder = tmp_path_factory.mktemp("long")
     write_text(folder / "a.txt", documents=2600)
     learn_vocabulary(
         DataSettings(sources=[f"{folder}/a.txt"], vocab=f"{folder}/vocabulary"),
         VocabularySettings(size=300),
-        lambda _name, _total: _Silent(),
+        silent,
     )
-    once = (folder / "a.txt").read_text().replace("\n\n", "\n")[: 10**6]
-    (folder / "a.txt").write_text("\U0001f600 " + once)
-    # a first run compiles, which takes memory, and keeps the code on disk
-    subprocess.run([*_peak(folder, folder / "a.txt"), str(folder / "warm")], cwd=ROOT, check=True)
+    (folder / "a.txt").write_text((folder / "a.txt").read_text().replace("\n\n", "\n")[: 10**6])
     return folder
 
 
-def _peak(text: Path, source: Path) -> list[str]:
-    return [sys.executable, "-c", PEAK, str(source), f"{text}/vocabulary"]
+LONG = "word " * 20
+RECORDS: dict[str, Callable[[str], str]] = {
+    "a.txt": lambda text: f"one\n\n{text}\n\nthree\n",
+    "a.jsonl": lambda text: "".join(json.dumps({"text": t}) + "\n" for t in ("one", text, "three")),
+    "wiki_00": lambda text: "".join(
+        f'<doc id="{n}" url="u" title="t">\n{t}\n</doc>\n' for n, t in enumerate(("one", text, "three"))
+    ),
+}
 
 
-class _Silent:
-    def __enter__(self):  # type: ignore[no-untyped-def]
-        return lambda _n: None
-
-    def __exit__(self, *_: object) -> None:
-        pass
+def long_record(folder: Path, name: str) -> Path:
+    path = folder / name
+    if name in RECORDS:
+        path.write_text(RECORDS[name](LONG))
+    elif path.suffix == ".xml":
+        path.write_text(DUMP.replace("Alan", "&lol;"))
+    else:
+        table = pa.table({"text": ["one", LONG, "three"]})
+        if path.suffix == ".parquet":
+            pq.write_table(table, path)
+        else:
+            with pa.ipc.new_stream(str(path), table.schema) as writer:
+                writer.write_table(table)
+    return path
 
 
 @pytest.mark.parametrize(
-    "kind", ["document", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("line", "json"))]
+    ("name", "place"),
+    [("a.txt", 3), ("a.jsonl", 2), ("wiki_00", 4), ("a.parquet", 2), ("a.arrow", 2)],
 )
-def test_a_long_document_keeps_the_memory_of_a_worker_small(text: Path, tmp_path: Path, kind: str) -> None:
-    once = (text / "a.txt").read_text()
-    path = tmp_path / ("a.jsonl" if kind == "json" else "a.txt")
-    once = once.replace("\n", " ") if kind == "line" else json.dumps(once)[1:-1] if kind == "json" else once
-    with path.open("w") as file:
-        file.write('{"text": "' if kind == "json" else "")
-        for _ in range(MEGABYTES):
-            file.write(once)
-        file.write('"}' if kind == "json" else "")
-    done = subprocess.run(
-        [*_peak(text, path), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    peak, documents, size = map(int, done.stdout.split())
-    assert documents == 1
-    assert size > MEGABYTES * 990_000
-    assert peak < 350, "MiB; as one str the document alone would take 160, and each copy as much again"
+def test_a_record_above_the_limit_is_refused_or_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: int
+) -> None:
+    for module in (formats, text_formats):
+        monkeypatch.setattr(module, "LONGEST_RECORD", 64)
+    path = long_record(tmp_path, name)
+    line = error(path)
+    assert line.startswith(f"{path}:{place}: the record has more than 64 bytes (expected at most ")
+    assert line.endswith("split it into several records)")
+    counts = Counts()
+    assert [found.strip() for _, found in documents(path, counts=counts, bad_records="skip")] == [
+        "one",
+        "three",
+    ]
+    assert (counts.bad_records, counts.first_bad) == (1, [line])
+    if name == "a.txt":
+        assert f"{path}:1: the record has more" in error(path, documents="file")
+    for module in (formats, text_formats):
+        monkeypatch.setattr(module, "LONGEST_RECORD", len(LONG) + 50)
+    assert len(documents(path)) == 3
+
+
+SAMPLES = {
+    "text": "a.txt",
+    "jsonl": "a.jsonl",
+    "parquet": "a.parquet",
+    "arrow": "a.arrow",
+    "wikipedia": "a.xml",
+    "wikiextractor": "wiki_00",
+}
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_the_table_says_which_settings_a_format_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for module in (formats, text_formats):
+        monkeypatch.setattr(module, "LONGEST_RECORD", 64)
+    path = long_record(tmp_path, SAMPLES[name])
+    chosen, read_fields = DataSettings(sources=[str(path)], bad_records="skip"), set()
+
+    class Recorder:
+        def __getattr__(self, field: str) -> object:
+            read_fields.add(field)
+            return getattr(chosen, field)
+
+    [file] = source_files(chosen)
+    assert file.format == name
+    counts = Counts()
+    for part in formats.parts_of(file, Recorder()):  # type: ignore[arg-type]
+        assert len(list(formats.records(part, Recorder(), counts))) >= 2  # type: ignore[arg-type]
+    assert counts.bad_records == 1
+    assert read_fields == {*formats.FORMATS[name].settings}
+
+
+def test_the_page_lists_every_suffix() -> None:
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert [s for row in formats.FORMATS.values() for s in row.suffixes if f"`{s}`" not in page] == []
+
+
+def test_a_record_of_less_than_the_limit_is_read(tmp_path: Path) -> None:
+    assert formats.LONGEST_RECORD == 256 << 20
+    (tmp_path / "a.jsonl").write_text(json.dumps({"meta": {"text": "wörter " * 2_000_000}}) + "\n")
+    assert documents(tmp_path, text_field="meta.text") == [("a.jsonl:1", "wörter " * 2_000_000)]
 
 
 def test_tokens_on_disk_are_the_tokens_in_memory(text: Path, tmp_path: Path) -> None:
@@ -511,24 +533,3 @@ def test_a_task_leaves_no_temporary_file(text: Path, tmp_path: Path) -> None:
     corpus = open_corpus(tmp_path / "out")
     assert result["tokens"] == len(corpus.tokens) == result["counts"]["tokens"]
     assert {file.suffix for file in (tmp_path / "out").iterdir()} == {".npy"}
-
-
-def test_the_unread_rest_of_a_document_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("first line\n" * 400_000 + "\nsecond")
-    settings = DataSettings(sources=[str(tmp_path)])
-    [part] = discover(settings)
-    counts = Counts()
-    first, second = (document.text for document in read(part, settings, counts))
-    assert len(first) < 3_000_000
-    assert second == "second"
-    assert counts.bytes == 11 * 400_000 + 6
-
-
-def test_passages_end_at_white_space(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "wörter " * 1_000_000}))
-    settings = DataSettings(sources=[str(tmp_path)])
-    [document] = ([list(d.passages)] for d in read(discover(settings)[0], settings, Counts()))
-    passages = document[0]
-    assert len(passages) > 4
-    assert all(passage.endswith(" ") for passage in passages if passage)
-    assert max(map(len, passages)) < 3_000_000

@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -21,10 +20,9 @@ from hypothesis import strategies as st
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import read as sources
-from data_pipeline.sources import text_formats
+from data_pipeline.sources import formats, text_formats
 from data_pipeline.sources.cleaning import Counts
-from data_pipeline.sources.listing import SourceFile
+from data_pipeline.sources.formats import SourceFile
 from data_pipeline.sources.passed_over import PassedOver, lines
 from data_pipeline.sources.read import discover, read, source_files
 from data_pipeline.tokenize.sentences import split
@@ -34,7 +32,7 @@ def documents(*names, counts=None, **options):
     """(id, text) of every document of the sources."""
     chosen = DataSettings(sources=[str(n) for n in names], **options)
     tally = Counts() if counts is None else counts
-    return [(d.id, "".join(d.passages)) for unit in discover(chosen) for d in read(unit, chosen, tally)]
+    return [(d.id, d.text) for unit in discover(chosen) for d in read(unit, chosen, tally)]
 
 
 def error(*names, **options):
@@ -89,7 +87,7 @@ def test_a_large_parquet_file_is_shared_out_by_row_groups(tmp_path, monkeypatch)
     table = pa.table({"text": [f"text {i}" for i in range(100)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
     whole = documents(tmp_path)
-    monkeypatch.setattr(sources, "PART_BYTES", 300)
+    monkeypatch.setattr(formats, "PART_BYTES", 300)
     assert len(discover(DataSettings(sources=[str(tmp_path)]))) > 3
     assert documents(tmp_path) == whole
     assert whole[99] == ("a.parquet:100", "text 99")
@@ -109,11 +107,9 @@ def test_pieces_of_a_plain_file_give_the_documents_of_the_whole(tmp_path_factory
     for name in (path, records):
         whole = documents(name) if os.path.getsize(name) else []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sources, "PART_BYTES", unit)
+            patch.setattr(formats, "PART_BYTES", unit)
             chosen = DataSettings(sources=[str(name)])
             units = discover(chosen)
-            with ThreadPoolExecutor(2) as pool:
-                assert discover(chosen, pool.map) == units
         assert len(units) == max(1, -(-os.path.getsize(name) // unit))
         assert [
             (d.id, d.text) for u in random.sample(units, len(units)) for d in read(u, chosen, Counts())
@@ -124,7 +120,7 @@ def test_pieces_of_a_plain_file_give_the_documents_of_the_whole(tmp_path_factory
 def test_a_piece_within_a_long_document_does_not_read_on():
     piece = SourceFile("a.txt", "a.txt", "text", "", 20, start=10, stop=30)
     lines = iter([(number, 10 * number, b"no blank\n") for number in range(1, 100)])
-    assert list(text_formats._paragraph_runs(piece, lines, Counts())) == []
+    assert list(text_formats._between_blank_lines(piece, lines)) == []
     assert next(lines)[0] == 4
 
 
@@ -275,7 +271,7 @@ def test_stripes_of_a_compressed_file_give_the_documents_of_the_whole(tmp_path, 
     chosen = DataSettings(sources=[str(path)])
     [whole] = discover(chosen)
     expected = sorted(read(whole, chosen, Counts()))
-    monkeypatch.setattr(sources, "STRIPE_BYTES", len(content) // 3)
+    monkeypatch.setattr(formats, "STRIPE_BYTES", len(content) // 3)
     units = discover(chosen)
     parts = [list(read(unit, chosen, Counts())) for unit in units]
     assert len(units) >= 3
@@ -404,12 +400,6 @@ def test_a_field_of_the_very_name_wins_over_a_path(tmp_path, name):
     assert documents(path, text_field="meta.text") == [(f"{name}:1", "outer")]
     path = table(tmp_path / name, [{"meta": {"a.b": "dotted", "a": {"b": "deep"}}}])
     assert documents(path, text_field="meta.a.b") == [(f"{name}:1", "dotted")]
-
-
-def test_a_long_text_within_an_object_comes_in_passages(tmp_path):
-    long = "word " * 2_000_000
-    path = jsonl(tmp_path / "a.jsonl", {"meta": {"text": long}})
-    assert documents(path, text_field="meta.text") == [("a.jsonl:1", long)]
 
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.float64(), pa.int32()])

@@ -20,7 +20,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io import object_store
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.cleaning import Counts
-from data_pipeline.sources.listing import SourceFile
+from data_pipeline.sources.formats import SourceFile
 from data_pipeline.sources.read import discover, read
 from tests.command_line import BUCKET
 
@@ -63,7 +63,7 @@ def bucket(local: Path, endpoint: str) -> str:
 
 def documents(*names: object) -> list[tuple[str, str]]:
     chosen = DataSettings(sources=[str(name) for name in names])
-    return [(d.id, "".join(d.passages)) for unit in discover(chosen) for d in read(unit, chosen, Counts())]
+    return [(d.id, d.text) for unit in discover(chosen) for d in read(unit, chosen, Counts())]
 
 
 def error(*names: object) -> str:

@@ -85,11 +85,11 @@ def test_no_character_is_lost_and_no_sentence_is_empty(text, rule):
     st.lists(st.sampled_from(["word ", "end. ", "字。", "字", "“x. ", "\n", "\n\n", "Mr. "]), max_size=300)
 )
 @settings(deadline=None)
-def test_windows_and_passages_lose_nothing(parts):
+def test_windows_and_groups_lose_nothing(parts):
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentences, "LONGEST", 40)
-        patch.setattr(sentences, "PASSAGE", 200)
+        patch.setattr(sentences, "GROUP", 200)
         found = cut(text)
     assert letters("".join(found)) == letters(text)
     assert all(len(s) <= 40 for s in found)
@@ -115,27 +115,21 @@ def test_windows_and_passages_lose_nothing(parts):
         ),
         max_size=120,
     ),
-    cuts=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     rule=st.sampled_from([RUNNING, LINES]),
     longest=st.sampled_from([20, 37]),
 )
-@example(["x" * 30, " " * 150, " \n", "\n\n", " ", "end. ", "word "], [7], RUNNING, 20)
-@example(["x" * 30, "\n\n", "   ", "word " * 8], [30, 2, 40], RUNNING, 20)
-@example(["a" * 9, "\n\n", "word word word word.", "\n\n", "end"], [11, 21, 50], RUNNING, 20)
+@example(["x" * 30, " " * 150, " \n", "\n\n", " ", "end. ", "word "], RUNNING, 20)
+@example(["x" * 30, "\n\n", "   ", "word " * 8], RUNNING, 20)
+@example(["a" * 9, "\n\n", "word word word word.", "\n\n", "end"], RUNNING, 20)
 @settings(deadline=None, max_examples=200)
-def test_where_passages_are_cut_changes_nothing(parts, cuts, rule, longest):
+def test_how_much_is_split_at_once_changes_nothing(parts, rule, longest):
     text = "".join(parts)
-    passages, at = [], 0
-    while at < len(text):
-        passages.append(text[at : at + cuts[len(passages) % len(cuts)]])
-        at += len(passages[-1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentences, "LONGEST", longest)
         patch.setattr(sentences, "LONGEST_LINE", longest)
-        whole = cut(text, rule)
-        patch.setattr(sentences, "PASSAGE", 30)
-        document = Document("a", passages[0] if passages else "", more=passages[1:])
-        assert list(split(document, rule, Counts()).sentences) == whole
+        together = cut(text, rule)
+        patch.setattr(sentences, "GROUP", 30)
+        assert cut(text, rule) == together
 
 
 def test_a_long_line_is_cut_at_a_space(monkeypatch):
@@ -143,11 +137,11 @@ def test_a_long_line_is_cut_at_a_space(monkeypatch):
     assert cut("aaaa bbbb cccc\n" + "d" * 25, LINES) == ["aaaa bbbb", "cccc", "d" * 10, "d" * 10, "d" * 5]
 
 
-def test_passages_cut_at_blank_lines_only(monkeypatch):
+def test_groups_are_cut_at_blank_lines_only(monkeypatch):
     text = "\n\n".join(f"Paragraph {i} has one sentence. It has two." for i in range(500))
     whole = cut(text)
     assert len(whole) == 1000
-    monkeypatch.setattr(sentences, "PASSAGE", 300)
+    monkeypatch.setattr(sentences, "GROUP", 300)
     assert cut(text) == whole
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.io import object_store
 from pretrain.checkpoint.mirror import Mirror, bring_back
 from pretrain.checkpoint.store import newest_checkpoint
 from pretrain.config.settings import RunConfig
@@ -19,8 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def store(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProxyServer]:
-    monkeypatch.setattr(object_store, "DELAYS", (0.01, 0.02, 0.03))
+def store(endpoint: str) -> Iterator[ProxyServer]:
     with unreliable(endpoint) as server:
         yield server
 

@@ -12,7 +12,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.sources import read
+from data_pipeline.sources import formats
 from data_pipeline.sources.listing import smoothed
 from data_pipeline.vocabulary import train as learning
 from data_pipeline.vocabulary.base import Vocabulary
@@ -90,7 +90,7 @@ def test_bytes_count_not_characters(tmp_path: Path) -> None:
 
 def test_of_huge_sources_only_a_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "READ_FACTOR", 4)
-    monkeypatch.setattr(read, "PART_BYTES", 1000)
+    monkeypatch.setattr(formats, "PART_BYTES", 1000)
     plain = DataSettings(sources=[write(tmp_path / "a.jsonl", 1000), write(tmp_path / "b.jsonl", 1000)])
     asked: list[int] = []
     found = [d.id for d in sample(plain, 5000, asked.append)]
@@ -101,7 +101,7 @@ def test_of_huge_sources_only_a_part_is_read(tmp_path: Path, monkeypatch: pytest
 
 def test_shares_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "READ_FACTOR", 4)
-    monkeypatch.setattr(read, "PART_BYTES", 5000)
+    monkeypatch.setattr(formats, "PART_BYTES", 5000)
     paths = [write(tmp_path / "a.jsonl", 1000), write(tmp_path / "b.jsonl", 40)]  # a fifth is read, and all
     found = Counter(name[0] for name in drawn(DataSettings(sources=paths), 5000))
     assert found["b"] == pytest.approx(found.total() * 40 / 1040, abs=1)
@@ -111,7 +111,7 @@ def test_of_compressed_files_only_some_records_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learning, "READ_FACTOR", 1)
-    monkeypatch.setattr(read, "STRIPE_BYTES", 500)
+    monkeypatch.setattr(formats, "STRIPE_BYTES", 500)
     raw = Path(write(tmp_path / "a.jsonl", 1000)).read_bytes()
     packed = tmp_path / "c.jsonl.gz"
     packed.write_bytes(gzip.compress(raw))
