@@ -158,15 +158,19 @@ class Lines:
 
 def in_short(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
     """Format the metrics of a log step in a line: the headline first, then the total loss, named by its terms."""
-    parts = [led_by(line, headline), total_loss(line), *(metric(key).worded(line[key]) for key in IN_LINE)]
+    led = training_scores(line, headline)
+    parts = [
+        f"{leading_prediction(headline).tag} {led}".strip() if led else "",
+        total_loss(line),
+        *(metric(key).worded(line[key]) for key in IN_LINE),
+    ]
     return "  ".join(part for part in parts if part)
 
 
-def led_by(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
-    """Format the headline scores of a training line, with where they are predicted; empty if there are none, or only
-    the total loss."""
-    scores = [score for score in leading(line, prefix="", headline=headline) if not score.of_pairs]
-    return f"{leading_prediction(headline).tag} {'  '.join(map(str, scores))}".strip() if scores else ""
+def training_scores(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
+    """Format the headline scores of a training line; empty if there are none, or only the total loss."""
+    scores = leading(line, prefix="", headline=headline)
+    return "  ".join(str(score) for score in scores if not score.of_pairs)
 
 
 def held_out_words(metrics: Mapping[str, Any], headline: str = HEADLINE) -> str:
@@ -419,8 +423,7 @@ class Panel(Lines):
         return of.at or of.subject
 
     def _led(self) -> str:
-        """Return the headline training scores, without where they are predicted."""
-        return led_by(self._line, self._headline).removeprefix(leading_prediction(self._headline).tag).strip()
+        return training_scores(self._line, self._headline)
 
     def _saved_words(self) -> str:
         if self._save is None:

@@ -21,11 +21,11 @@ from pretrain.run.metrics import Chart, percent
 # Format numbers and make tables and figures of HTML.
 
 
-def text(value: float | None, share: bool = False) -> str:
+def text(value: float | None, in_percent: bool = False) -> str:
     """Format a number for people: four digits, separated thousands, powers of ten for very small numbers."""
     if value is None or not math.isfinite(value):
         return "—"
-    if share:
+    if in_percent:
         return percent(value)
     size = abs(value)
     if (size and size < 1e-3) or size >= 1e9:
@@ -305,8 +305,8 @@ def _down(y: Scale, value: float) -> float:
     return min(1500.0, max(-500.0, 1000 * (1 - y(value))))
 
 
-def _tick(value: float, share: bool) -> str:
-    if share:
+def _tick(value: float, in_percent: bool) -> str:
+    if in_percent:
         return f"{100 * value:.3g}%"
     return f"{value:g}" if abs(value) < 1000 else text(value)
 
@@ -408,28 +408,29 @@ def _outside(chart: Chart, values: NDArray[np.float64], y: Scale) -> str:
     return f'<p class="aside">{count} outside the frame; they reach {extent}.</p>'
 
 
-def _description(series: list[Series], levels: Sequence[Level], share: bool) -> str:
+def _description(series: list[Series], levels: Sequence[Level], in_percent: bool) -> str:
     """Describe the first and last value of each line, and the levels."""
     parts = []
     for s in series:
         finite = np.isfinite(s.points.values)
         values, steps = s.points.values[finite], s.points.steps[finite]
         parts.append(
-            f"{s.name}: {text(float(values[0]), share)} at step {text(steps[0])}, "
-            f"{text(float(values[-1]), share)} at step {text(steps[-1])}"
+            f"{s.name}: {text(float(values[0]), in_percent)} at step {text(steps[0])}, "
+            f"{text(float(values[-1]), in_percent)} at step {text(steps[-1])}"
         )
-    parts += [f"{level.name}: {text(level.value, share)}" for level in levels]
+    parts += [f"{level.name}: {text(level.value, in_percent)}" for level in levels]
     return "; ".join(parts) + "."
 
 
-def _table(series: list[Series], share: bool) -> str:
+def _table(series: list[Series], in_percent: bool) -> str:
     """Return the numbers of the picture: up to twelve evenly spaced steps of the sparsest series that has that many."""
     by_count = sorted(series, key=lambda s: len(s.points.steps))
     chosen = next((s for s in by_count if len(s.points.steps) >= 6), by_count[-1]).points.steps
     steps = np.unique(chosen[np.linspace(0, len(chosen) - 1, min(12, len(chosen))).round().astype(int)])
     reach = (steps[-1] - steps[0]) / max(1, len(steps) - 1) / 2 if len(steps) > 1 else 0.0
     rows = [
-        [text(float(step)), *(text(_near(s.points, step, reach), share) for s in series)] for step in steps
+        [text(float(step)), *(text(_near(s.points, step, reach), in_percent) for s in series)]
+        for step in steps
     ]
     return numbers(["step", *(s.name for s in series)], rows)
 
@@ -440,7 +441,7 @@ def _near(points: Points, step: float, reach: float) -> float | None:
     return float(points.values[index]) if abs(points.steps[index] - step) <= reach else None
 
 
-def for_script(series: list[Series], x: Scale, share: bool) -> str:
+def for_script(series: list[Series], x: Scale, in_percent: bool) -> str:
     """Return what the script needs to read values off the picture: names and points, four digits each."""
     lines = []
     for s in series:
@@ -453,7 +454,7 @@ def for_script(series: list[Series], x: Scale, share: bool) -> str:
                 "values": [float(f"{value:.4g}") for value in drawn.values[finite]],
             }
         )
-    return json.dumps({"x": [x.low, x.high], "share": share, "lines": lines}, separators=(",", ":"))
+    return json.dumps({"x": [x.low, x.high], "percent": in_percent, "lines": lines}, separators=(",", ":"))
 
 
 # Draw the pictures of studies: panels side by side, each with axes of its own and the names of its lines, in their

@@ -17,7 +17,7 @@ from pretrain.report.record import RunRecord
 from pretrain.run.events import HANG, LOST, NOT_MIRRORED, NOT_SAVED, Attempt
 from pretrain.run.files import number
 from pretrain.run.human import duration, in_bytes
-from pretrain.run.metrics import HELD_OUT
+from pretrain.run.metrics import HELD_OUT, percent
 
 # Show where a run's time went: within a step, over the whole run, and by rank.
 
@@ -81,10 +81,10 @@ def _stack(id_: str, title: str, about: str, parts: dict[str, tuple[float, int]]
         at += width
     rows = "".join(
         f'<li><i class="b{colour}"></i><span>{escape(name)}</span><b>{text(value)} {unit}</b>'
-        f"<em>{text(value / total, share=True)}</em></li>"
+        f"<em>{percent(value / total)}</em></li>"
         for name, (value, colour) in parts.items()
     )
-    words = ", ".join(f"{name} {text(value / total, share=True)}" for name, (value, _) in parts.items())
+    words = ", ".join(f"{name} {percent(value / total)}" for name, (value, _) in parts.items())
     picture = drawing(id_, title, words, bars, "stack", height=100)
     return figure(id_, title, about, f'{picture}<ul class="parts">{rows}</ul>')
 
@@ -105,7 +105,7 @@ def _by_rank(run: RunRecord) -> str:
         (
             f"rank {rank}",
             text(count),
-            text(count / len(slowest), share=True),
+            percent(count / len(slowest)),
             text(float(np.median([ratio for r, ratio in slowest if r == rank]))),
         )
         for rank, count in counts.most_common(MOST_RANKS)

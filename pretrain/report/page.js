@@ -2,8 +2,8 @@
 // Reads values off a chart: under the pointer or a finger, and by the arrow keys; and switches between light and dark.
 // The page is whole without it.
 
-const number = (value, share) => value === null || value === undefined ? "—"
-  : share ? (100 * value).toFixed(1) + "%"
+const number = (value, percent) => value === null || value === undefined ? "—"
+  : percent ? (100 * value).toFixed(1) + "%"
   : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(value);
 
 // The index of the value in ascending `steps` that is nearest to `wanted`.
@@ -72,7 +72,7 @@ for (const plot of document.querySelectorAll("[data-plot]")) {
     const lines = data.lines.map((line) => {
       const i = nearest(line.steps, step);
       const other = line.steps[i] === step || line === longest ? "" : ` (step ${line.steps[i].toLocaleString("en")})`;
-      return `${line.name}: ${number(line.values[i], data.share)}${other}`;
+      return `${line.name}: ${number(line.values[i], data.percent)}${other}`;
     });
     pointer.show((step - data.x[0]) / (data.x[1] - data.x[0]), [`step ${step.toLocaleString("en")}`, ...lines]);
   };

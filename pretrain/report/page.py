@@ -57,7 +57,7 @@ def _blank_row(sample: dict[str, Any]) -> tuple[str, str, str]:
     word = str(sample.get("word") or "")
     guesses = sample.get("guesses")
     answers = [
-        f"{_marked(str(guess[0]), word)} {text(number(guess[1]), share=True)}"
+        f"{_marked(str(guess[0]), word)} {text(number(guess[1]), in_percent=True)}"
         for guess in (guesses if isinstance(guesses, list) else [])
         if isinstance(guess, list) and len(guess) == 2
     ]

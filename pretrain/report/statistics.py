@@ -6,6 +6,7 @@ from typing import Any
 from pretrain.report.charts import drawing, labels, middle, numbers, table, text
 from pretrain.report.record import RunRecord
 from pretrain.run.files import number
+from pretrain.run.metrics import percent
 
 MASKS = {
     "masked_as_mask": "[MASK]",
@@ -121,9 +122,10 @@ def _rates(splits: dict[str, dict[str, Any]]) -> list[list[str]]:
     ):
         pairs = [(number(part.get(part_of)), number(part.get(whole))) for part in splits.values()]
         if any(above is not None and below for above, below in pairs):
-            share = label.startswith("share")
+            is_fraction = label.startswith("share")
             cells = (
-                text(above / below, share) if above is not None and below else "" for above, below in pairs
+                text(above / below, is_fraction) if above is not None and below else ""
+                for above, below in pairs
             )
             rows.append([label, *cells])
     return rows
@@ -150,7 +152,7 @@ def _bars(title: str, shares: dict[str, float], scale: float = 1.0) -> str:
     bars = "".join(
         f'<div class="bar"><span>{escape(label)}</span>'
         f'<i class="b1" style="width:{min(52.0, max(0.3, 52 * share / scale)):.1f}%"></i>'
-        f"<b>{text(share, share=True)}</b></div>"
+        f"<b>{percent(share)}</b></div>"
         for label, share in shares.items()
     )
     return f"<h3>{escape(title)}</h3>{bars}"
@@ -172,7 +174,7 @@ def _lengths(part: dict[str, Any], longest: float | None) -> str:
     ends = [(i / len(counts), text(i * width)) for i in (0, len(counts) // 2, len(counts))]
     top = max(range(len(counts)), key=counts.__getitem__)
     most = (
-        f"{text(counts[top] / sum(counts), share=True)} of the examples have {text(top * width)} to "
+        f"{percent(counts[top] / sum(counts))} of the examples have {text(top * width)} to "
         f"{text((top + 1) * width)} tokens."
     )
     rows = [(f"up to {text((i + 1) * width)}", text(count)) for i, count in enumerate(counts)]

@@ -26,6 +26,7 @@ from pretrain.run.metrics import (
     known_scores,
     label_title,
     metric,
+    percent,
     predictions_in,
     score_of,
     title_of,
@@ -135,7 +136,7 @@ def _batches(run: RunRecord) -> Iterator[Advice]:
     if skipped:
         share = skipped / max(batches, 1.0)
         yield Advice(
-            f"{text(skipped)} of {text(batches)} batches were skipped ({text(share, share=True)}).",
+            f"{text(skipped)} of {text(batches)} batches were skipped ({percent(share)}).",
             "The table of disturbances says why. A few do no harm; many want a lower optim.lr, or other data.",
             grave=share > MANY,
         )
@@ -307,7 +308,7 @@ def _sentence(run: RunRecord) -> str:
     parts = [
         f"Objective {run.setting('objective.name')}" if run.setting("objective.name") else "",
         done if steps is not None else "",
-        f"({text(share, share=True)} of {text(minutes)} min of training)" if share and minutes else "",
+        f"({percent(share)} of {text(minutes)} min of training)" if share and minutes else "",
         f"up to phase {run.summary['phase']}" if run.summary.get("phase") else "",
         f"in {duration(elapsed(run))}" if duration(elapsed(run)) else "",
         f"on {text(ranks)} rank{'' if ranks == 1 else 's'}" if ranks else "",
