@@ -33,6 +33,7 @@ from pretrain.run.metrics import (
     OPTIMIZER,
     SPEED,
     Chart,
+    Curve,
     Prediction,
     leading_prediction,
     learning_charts,
@@ -48,40 +49,33 @@ LAMB = "lamb"
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One chart over the steps."""
-
-    title: str
-    keys: tuple[str, ...] = ()
-    pattern: str = ""
-    """A regular expression for keys whose number depends on the run."""
-    unit: str = ""
-    log: bool = False
-    """A logarithmic y-axis."""
-
-
-@dataclass(frozen=True)
 class Section:
     """Charts that answer one question."""
 
     name: str
     question: str
-    panels: tuple[Panel, ...]
+    panels: tuple[Chart, ...]
 
 
 BY_RANK_PANELS = tuple(
-    panel
+    chart
     for (field, curve), title in zip(
         BY_RANK.items(), ("Step time by rank", "Forward time by rank"), strict=True
     )
-    for panel in (
-        Panel(f"{title}: rank upwards, time as colour", (field,), unit="rank"),
-        Panel(f"{title}: curves", pattern=rf"{curve}\d+", unit="ms"),
+    for chart in (
+        Chart(SPEED, field, f"{title}: rank upwards, time as colour", "", (Curve(field),), unit="rank"),
+        Chart(SPEED, curve, f"{title}: curves", "", pattern=rf"{curve}\d+", unit="ms"),
     )
 )
-TRUST_PANELS = (
-    Panel("Trust ratio by layer: layer upwards, ratio as colour", (TRUST_BY_LAYER,), unit="layer"),
-    Panel("Trust ratios of all tensors: ratio upwards, how many as colour", (TRUST_SPREAD,)),
+TRUST_PANELS = tuple(
+    Chart(OPTIMIZER, key, title, "", (Curve(key),))
+    for key, title in (
+        (TRUST_BY_LAYER, "Trust ratio by layer: layer upwards, ratio as colour"),
+        (TRUST_SPREAD, "Trust ratios of all tensors: ratio upwards, how many as colour"),
+    )
+)
+PROBE_PANEL = Chart(
+    LEARNING, "probe", "Probe (train.probe)", "", pattern=rf"{PROBE_PREFIX}.*", unit="percent"
 )
 QUESTIONS = {
     SPEED: "Is the hardware used? Wall-clock time goes where the utilisation is low: a wait for data above 5 % is a "
@@ -103,7 +97,7 @@ def sections(objective: str = "", optimizer: str = "") -> list[Section]:
     every = [_learning(objective)]
     for name, question in QUESTIONS.items():
         charts = [chart for chart in CHARTS if chart.section == name]
-        panels = [_panel_of(chart) for chart in charts if has_trust or "trust_ratio" not in chart.keys]
+        panels = [chart for chart in charts if has_trust or "trust_ratio" not in chart.keys]
         about = question + (ABOUT_TRUST if has_trust and name == OPTIMIZER else "")
         every.append(Section(name, about, (*panels, *more.get(name, ()))))
     return every
@@ -114,17 +108,12 @@ def keys_of(sections: list[Section]) -> set[str]:
     return {key for section in sections for panel in section.panels for key in panel.keys}
 
 
-def _panel_of(chart: Chart) -> Panel:
-    return Panel(chart.title, chart.keys, unit=chart.unit, log=chart.log)
-
-
 def _learning(objective: str) -> Section:
     known = [with_defaults(name) for name in ([objective] if objective else OBJECTIVES)]
     keys = dict.fromkeys(
         key for one in known for key in (*(f"{term}_loss" for term in one.terms), *one.metrics)
     )
-    panels = [_panel_of(chart) for chart in learning_charts(keys, [one.headline for one in known])]
-    panels.append(Panel("Probe (train.probe)", pattern=rf"{PROBE_PREFIX}.*", unit="percent"))
+    panels = [*learning_charts(keys, [one.headline for one in known]), PROBE_PANEL]
     leads = {of.name: of for of in (leading_prediction(one.headline) for one in known)}
     has_pairs = any(of.labels for of in predictions_in(keys))
     return Section(LEARNING, _question(list(leads.values()), has_pairs), tuple(panels))
@@ -233,7 +222,7 @@ def _workspace(target: Target) -> Any:
         project=target.project,
         name=target.title,
         sections=[
-            ws.Section(name=section.name, panels=[_chart(panel) for panel in section.panels], is_open=True)
+            ws.Section(name=section.name, panels=[_plot(panel) for panel in section.panels], is_open=True)
             for section in sections(target.objective, target.optimizer)
         ],
         settings=ws.WorkspaceSettings(x_axis=X_AXIS),
@@ -249,7 +238,7 @@ def _report(target: Target, online: bool) -> Any:
     runs = [wr.Runset(name="Trainings", filters=_filters(target), **whose)]
     blocks: list[Any] = [wr.TableOfContents()]
     for section in sections(target.objective, target.optimizer):
-        panels = [_chart(panel, place) for place, panel in enumerate(section.panels)]
+        panels = [_plot(panel, place) for place, panel in enumerate(section.panels)]
         blocks += [
             wr.H1(text=section.name),
             wr.P(text=section.question),
@@ -260,7 +249,7 @@ def _report(target: Target, online: bool) -> Any:
     )
 
 
-def _chart(panel: Panel, place: int | None = None) -> Any:
+def _plot(panel: Chart, place: int | None = None) -> Any:
     """Create one chart; in a report in its cell of a two-column grid."""
     import wandb_workspaces.reports.v2 as wr
 

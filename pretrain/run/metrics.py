@@ -490,7 +490,7 @@ class Chart(NamedTuple):
     id: str
     title: str
     about: str
-    curves: tuple[Curve, ...]
+    curves: tuple[Curve, ...] = ()
     baseline: Baseline | None = None
     unit: str = ""
     percent: bool = False
@@ -504,6 +504,8 @@ class Chart(NamedTuple):
     noisy: bool = True
     """Curves vary from line to line: a smooth one is drawn in front."""
     wide: bool = False
+    pattern: str = ""
+    """Regular expression of further keys, whose number depends on the run: for W&B."""
 
     @property
     def keys(self) -> tuple[str, ...]:
