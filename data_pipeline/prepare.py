@@ -280,13 +280,6 @@ def _do(stage: Stage, workspace: Workspace, workers: Workers, show: ShowProgress
 def _checked(settings: DataSettings) -> Vocabulary:
     if is_uri(required(settings.out, "data.out", "a folder for the shards")):
         writable(settings.out)
-    if kinds(settings) and settings.mode == "exact":
-        raise UserError(
-            f"cannot be {settings.duplicates} in exact mode, which drops nothing",
-            where="data.duplicates",
-            expected="keep",
-            remedy="or choose data.mode=fast",
-        )
     return load_vocabulary(required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
 
 

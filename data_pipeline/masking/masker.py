@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.errors import UserError
 from data_pipeline.jit import jit, multiply_high, read_only, trailing_zeros
 from data_pipeline.masking.budget import MaskBudget
 from data_pipeline.masking.phrases import (
@@ -44,7 +43,7 @@ from data_pipeline.masking.phrases import (
 )
 from data_pipeline.records import Examples, Segments
 from data_pipeline.rng import CORRUPT, PHILOX_WORDS, draw_below, draw_unit, philox, shuffle, start
-from data_pipeline.settings import MASKINGS, UNMASKED, DataSettings
+from data_pipeline.settings import UNMASKED, DataSettings
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.base import Vocabulary
@@ -392,11 +391,6 @@ class Masker:
 
 def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
     kind, rest = settings.masking, 1.0 - settings.mask_replace_prob
-    if kind not in MASKINGS:
-        raise _refused("masking", repr(kind), " or ".join(MASKINGS))
-    if not 0.0 <= settings.random_prob <= round(rest, 12) <= 1.0:
-        shares = f"{settings.mask_replace_prob} beside data.random_prob={settings.random_prob}"
-        raise _refused("mask_replace_prob", shares, "a share, at most 1 with data.random_prob")
     by_phrases = kind in ("phrase", "entity")
     units = phrase_table(settings, vocabulary, chunks=kind == "phrase") if by_phrases else no_phrases()
     continuation = np.array(vocabulary.continuation, np.bool_)
@@ -421,10 +415,6 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
         else geometric(settings.span_p, settings.max_span),
         units=units,
     )
-
-
-def _refused(setting: str, value: object, expected: str) -> UserError:
-    return UserError(f"must be {expected}, got {value}", where=f"data.{setting}")
 
 
 # Choose what makes examples from sequences: a masker, or what leaves them unchanged.

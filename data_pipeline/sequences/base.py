@@ -218,8 +218,6 @@ class SequenceBuilder:
                 f"must be from {least} to {most} tokens, got {self.sequence_length}",
                 where="data.sequence_length",
             )
-        if not 0.0 <= self.short_seq_prob <= 1.0:
-            raise UserError(f"must be in [0, 1], got {self.short_seq_prob}", where="data.short_seq_prob")
 
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> Self:

@@ -236,12 +236,8 @@ def local_workers(settings: DataSettings) -> int:
 
 
 def backend_of(settings: DataSettings) -> Backend:
-    """Create the workers that the settings name. Raises UserError for an unknown kind."""
-    if settings.executor == "local":
-        return LocalProcesses(local_workers(settings))
-    if settings.executor == "dask":
-        return DaskWorkers(settings)
-    raise UserError(f"unknown {settings.executor!r}", where="data.executor", expected="local or dask")
+    """Create the workers that the settings name."""
+    return DaskWorkers(settings) if settings.executor == "dask" else LocalProcesses(local_workers(settings))
 
 
 class Workers:

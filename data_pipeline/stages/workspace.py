@@ -156,8 +156,6 @@ def open_workspace(
     work of other settings; together with other processes, that is a UserError. So is an `out` that holds anything
     else. Together, the sources are those that the first process found, unless they are to be looked up `afresh`."""
     builder, corruption = builder_of(settings, vocabulary), corruption_of(settings, vocabulary)
-    if settings.tokens and settings.mode == "exact":
-        raise UserError("cannot be kept in exact mode", where="data.tokens", remedy="data.tokens=")
     work = _work_folder(settings)
     sources, passed_over = _found_sources(work, settings, afresh=afresh or not together)
     identity = {

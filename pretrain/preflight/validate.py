@@ -107,6 +107,21 @@ def exact_mode_rules(config: RunConfig) -> list[Rule]:
             "data.held_out=0",
         ),
         (
+            data.documents != "blank_line",
+            f"parts documents at blank lines, and data.documents={data.documents}",
+            "data.documents=blank_line",
+        ),
+        (
+            data.duplicates != "keep",
+            f"drops nothing, and data.duplicates={data.duplicates}",
+            "data.duplicates=keep",
+        ),
+        (
+            bool(data.tokens),
+            f"keeps no tokenized text, and data.tokens={data.tokens}",
+            "no data.tokens",
+        ),
+        (
             data.sentences != "lines",
             f"reads one sentence per line, and data.sentences={data.sentences}",
             "data.sentences=lines",

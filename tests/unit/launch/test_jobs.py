@@ -293,7 +293,9 @@ def test_what_is_there_is_not_made_again(tiny: list[str], maskmill: Maskmill, tm
 
 
 def test_one_process_where_the_preparation_is_one(tmp_path: Path) -> None:
-    exact = settings(tmp_path, "data.mode=exact", "data.held_out=0", "data.sentences=lines")
+    exact = settings(
+        tmp_path, "data.mode=exact", "data.held_out=0", "data.sentences=lines", "data.duplicates=keep"
+    )
     for overrides in (exact, settings(tmp_path, "data.executor=dask", "data.scheduler=slurm")):
         jobs = chain(request_for(overrides), ["vocab", "prepare"]).jobs
         assert names(jobs) == ["vocab", "prepare"]

@@ -290,6 +290,10 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("train=3", "train is a group of settings"),
         ("train.steps.x=3", "train.steps is one setting"),
         ("train.steps", "expected key=value"),
+        ("data.executor=ray", "data.executor: must be one of local, dask, got ray"),
+        ("data.short_seq_prob=1.1", "data.short_seq_prob: must be in [0, 1], got 1.1"),
+        ("data.duplicates=all", "data.duplicates: must be one of keep, documents, paragraphs, both, got all"),
+        ("data.random_prob=0.3", "sum to more than 1"),
         ("data.mode=quick", "data.mode: must be one of fast, exact, got quick"),
         (
             "data.sequence_length=4096",
@@ -341,6 +345,7 @@ def test_all_wrong_settings_are_listed_in_one_message() -> None:
         "  encoder.heads: must be in [1, 100000], got 0",
         "  data.masked_lm_prob must be in",
         "  data.mode=exact sets nothing aside, and data.held_out=0.03",
+        "  data.mode=exact drops nothing, and data.duplicates=paragraphs",
         "  data.mode=exact reads one sentence per line, and data.sentences=split",
         "  data.sequence_length=512 is above encoder.max_positions=64",
     ]
@@ -377,10 +382,14 @@ def test_all_unknown_keys_of_a_command_line_are_listed() -> None:
         "data.smoothing=0.7",
         "data.weights=[2]",
         "data.sequences=sentence_order",
+        "data.documents=file",
+        "data.duplicates=both",
+        "data.tokens=tokens",
+        "data.held_out=0.01",
     ],
 )
 def test_exact_mode_makes_only_what_the_script_makes(override: str) -> None:
-    exact = ["data.mode=exact", "data.held_out=0", "data.sentences=lines"]
+    exact = ["data.mode=exact", "data.held_out=0", "data.sentences=lines", "data.duplicates=keep"]
     assert load_config("demo", exact).data.mode == "exact"
     with pytest.raises(UserError, match=r"data\.mode=exact"):
         load_config("demo", [*exact, override])

@@ -203,9 +203,6 @@ def test_prepared_with_any_workers(tmp_path: Path) -> None:
         files = [path for path in sorted(out.iterdir()) if path.name != "prepare.log.json"]
         hashes.append([hashlib.sha256(path.read_bytes()).hexdigest() for path in files])
     assert hashes[0] == hashes[1]
-    exact = replace(settings, out=str(tmp_path / "exact"), mode="exact", held_out=0.0)
-    with pytest.raises(UserError, match="cannot be both in exact mode"):
-        prepare(exact, silent)
 
 
 def test_no_repeats_leave_the_documents_alone() -> None:

@@ -126,10 +126,6 @@ def test_temporary_files_are_deleted_even_when_the_reader_stops(book, vocabulary
 
 
 def test_what_it_cannot_honour_is_refused(book, vocabulary, tmp_path):
-    for setting, wrong in (("held_out", 0.01), ("documents", "file")):
-        settings = DataSettings(**{**vars(book), setting: wrong})
-        with pytest.raises(UserError, match=rf"data\.{setting}.*exact mode"):
-            instances(settings, vocabulary, tmp_path)
     (tmp_path / "book.jsonl").write_text('{"text": "w1"}\n')
     with pytest.raises(UserError, match=r"book\.jsonl.*plain text"):
         instances(DataSettings(sources=[str(tmp_path / "book.jsonl")]), vocabulary, tmp_path)
