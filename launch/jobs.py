@@ -67,7 +67,7 @@ def _rank_bytes(config: RunConfig, gpus: int, ranks: int) -> float:
     """Estimate the host memory of a rank: the model as each rank makes it before it is sharded; the copies of
     masters and moments that a checkpoint is written from; with zero.offload the optimizer; on CPUs everything that a
     GPU would hold."""
-    from pretrain.preflight.memory import meta_model, pass_cost, states
+    from pretrain.preflight.memory import meta_model, pass_peak, states
 
     model = meta_model(config, max(config.vocabulary.size, _VOCABULARY))
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -79,7 +79,7 @@ def _rank_bytes(config: RunConfig, gpus: int, ranks: int) -> float:
         return _GPU_RANK_BASE + needed
     kept, length = states(model, config, "fp32", ranks).total, config.data.sequence_length
     masked = MaskBudget.of(config.data).count(length)
-    activations = pass_cost(model, "fp32", config.train.micro_batch, length, masked).peak
+    activations = pass_peak(model, "fp32", config.train.micro_batch, length, masked)
     return _CPU_RANK_BASE + needed + kept + 1.5 * activations  # attention on a CPU takes more than on a GPU
 
 

@@ -23,20 +23,17 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.launch_env import resolve_precision
 from pretrain.objectives.registry import load
 from pretrain.optim.schedule import Progress, learning_rate
-from pretrain.preflight.gpus import CALIBRATED, Gpu
-from pretrain.preflight.memory import Memory, PassCost, memory_by_stage, meta_model, pass_costs
+from pretrain.preflight.gpus import CALIBRATED
+from pretrain.preflight.memory import Memory, memory_by_stage, meta_model, pass_peaks
 from pretrain.preflight.step_time import (
-    COMPILED_PER_PASS,
-    COMPILED_PER_PRODUCT,
-    EAGER_PER_PASS,
     Cluster,
     StepTime,
     StepWork,
     collectives_per_step,
     communication_bytes,
-    gradient_operations,
+    host_seconds,
+    layers_of,
     step_time,
-    update_operations,
 )
 from pretrain.preflight.warnings import run_warnings
 
@@ -133,8 +130,6 @@ class Forecast:
     moved: float
     """Bytes per step through collectives."""
     step: StepTime
-    operations: int
-    """Operations that the host starts per forward and backward pass over a micro-batch, without those of gradients."""
     utilisation: float
     calibrated: bool
     """Whether utilisation was measured on this kind of GPU."""
@@ -169,13 +164,13 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
     precision = resolve_precision(config, "cuda")
     model = meta_model(config, text.vocabulary)
     parameters = sum(p.numel() for p in model.parameters())
-    passes = pass_costs(model, config, precision)
-    memory = memory_by_stage(model, config, precision, cluster.gpu.memory, ranks, passes)
+    peaks = pass_peaks(model, config, precision)
+    memory = memory_by_stage(model, config, precision, cluster.gpu.memory, ranks, peaks)
     if is_open(config):
         fits = max(1, memory[config.zero.stage].largest_micro_batch)  # if none does, the warnings say so
         config = with_micro_batches(config, [chosen(config, ranks, fits)])
         phase = replace(phase, config=config)
-        memory = memory_by_stage(model, config, precision, cluster.gpu.memory, ranks, passes)
+        memory = memory_by_stage(model, config, precision, cluster.gpu.memory, ranks, peaks)
     utilisation = utilisation or CALIBRATED.get(cluster.gpu.name, DEFAULT_UTILISATION)
     share = math.ceil(batch / ranks)
     micro_batches = math.ceil(share * text.length / (config.train.micro_batch * config.data.sequence_length))
@@ -189,17 +184,15 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
     )
     stage = config.zero.stage
     weight_bytes = 4 if precision == "fp32" else 2
-    tensors, offloaded = sum(1 for _ in model.parameters()), config.zero.offload == "cpu"
-    scattered = precision != "bf16" or offloaded  # else stage 1 is BF16_Optimizer (distributed/engine.py)
+    scattered = (
+        precision != "bf16" or config.zero.offload == "cpu"
+    )  # else stage 1 is BF16_Optimizer (distributed/engine.py)
     moved = communication_bytes(stage, parameters, micro_batches, 4, weight_bytes, scattered)
-    operations = launches_of_pass(config, precision, cluster.gpu, passes[-1])
     work = StepWork(
         arithmetic=flops / (peak * utilisation),
         updated=parameters / (ranks if stage else 1),
         moved=moved,
-        pass_operations=micro_batches * operations
-        + gradient_operations(stage, precision, tensors, micro_batches, offloaded),
-        update_operations=update_operations(stage, precision, tensors, offloaded),
+        host=host_seconds(layers_of(model), micro_batches),
         collectives=collectives_per_step(stage, parameters, micro_batches, config.encoder.layers),
     )
     step = step_time(work, cluster)
@@ -215,7 +208,6 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
         micro_batches=micro_batches,
         moved=moved,
         step=step,
-        operations=operations,
         utilisation=utilisation,
         calibrated=cluster.gpu.name in CALIBRATED,
         tokens=examples * text.length,
@@ -238,8 +230,8 @@ def fitting(config: RunConfig, ranks: int, room: float) -> Memory:
     """Compute the memory of one of `ranks` GPUs of `room` bytes in the phase with these settings."""
     precision = resolve_precision(config, "cuda")
     model = meta_model(config, text_of(config).vocabulary)
-    passes = pass_costs(model, config, precision)
-    return memory_by_stage(model, config, precision, room, ranks, passes)[config.zero.stage]
+    peaks = pass_peaks(model, config, precision)
+    return memory_by_stage(model, config, precision, room, ranks, peaks)[config.zero.stage]
 
 
 def rate_of(phase: Phase, step: int, steps: int = 0) -> float:
@@ -289,14 +281,3 @@ def _vocabulary_size(config: RunConfig) -> int:
         if named.is_file() or holds_vocabulary(named):
             return load_vocabulary(named).size
     return config.vocabulary.size
-
-
-def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, cost: PassCost) -> int:
-    """Return the operations that the host starts per pass. A model is compiled if its attention is flash attention
-    and ZeRO does not fetch parameters during the pass (`wanted` in training/feed.py)."""
-    compiled = (
-        config.train.compile != "off" and config.zero.stage < 3 and precision != "fp32" and gpu.has_bf16
-    )
-    if compiled:
-        return COMPILED_PER_PRODUCT * cost.products + COMPILED_PER_PASS
-    return cost.operations + EAGER_PER_PASS

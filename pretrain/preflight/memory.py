@@ -1,8 +1,8 @@
-"""Compute the bytes per rank: model states, and the peak of one forward and backward pass, with its operations.
+"""Compute the bytes per rank: model states, and the peak of one forward and backward pass.
 
 Weights, gradients and optimizer state are counted as the engine lays them out at each ZeRO stage. The pass is that of
 the real model on the meta device, where tensors have shapes and no storage: it is counted without running it. For it
-torch imports its compiler, which takes longer than the counting; so `pass_costs` keeps what it has counted in the
+torch imports its compiler, which takes longer than the counting; so `pass_peaks` keeps what it has counted in the
 user's cache.
 
 Not counted: the CUDA context, NCCL's buffers and fragmentation in the allocator; RESERVED_SHARE reserves memory for
@@ -37,38 +37,21 @@ from pretrain.model.torch_internals import TorchDispatchMode, tree_leaves
 from pretrain.objectives.registry import load
 from pretrain.optim.base import parameter_groups
 
-# The memory and the operations of a forward and backward pass.
+# The memory of a forward and backward pass.
 
 MEASURED_EXAMPLES = (8, 16)
 """Examples in the two passes from which memory is extrapolated."""
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "attn", "attention")
-"""Parts of the names of operations that keep their own kernel in a compiled model."""
-
-
-class PassCost(NamedTuple):
-    """What one forward and backward pass over a micro-batch takes."""
-
-    peak: int
-    """Bytes of activations, logits and temporaries at their peak. Parameters' gradients count only while they are
-    computed."""
-    operations: int
-    """Operations that would launch a kernel: all but views."""
-    products: int
-    """Of them, matrix products and attentions."""
 
 
 class PeakBytes(TorchDispatchMode):
-    """Count what PassCost holds of all operations under it, and the bytes of the storages that live on."""
+    """Count the bytes of the storages that operations under it make: those that live on, and at their peak."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.live = self.peak = self.operations = self.products = 0
+        self.live = self.peak = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view:
-            self.operations += 1
-            self.products += any(part in func.overloadpacket.__name__ for part in PRODUCTS)
         given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
@@ -89,22 +72,23 @@ class PeakBytes(TorchDispatchMode):
         self.live -= size
 
 
-def pass_costs(model: nn.Module, config: RunConfig, precision: str) -> list[PassCost]:
-    """Count one pass of `model`, which the config builds on the meta device, for each number of full-length examples
+def pass_peaks(model: nn.Module, config: RunConfig, precision: str) -> list[int]:
+    """Count `pass_peak` of `model`, which the config builds on the meta device, for each number of full-length examples
     in MEASURED_EXAMPLES. What was counted before for the same model, lengths and sources is read from the user's
     cache."""
     length = config.data.sequence_length
     masked = MaskBudget.of(config.data).count(length)
     known = _cache_file(model, config, precision, masked)
     if (found := _read(known)) is None:
-        found = [pass_cost(model, precision, examples, length, masked) for examples in MEASURED_EXAMPLES]
+        found = [pass_peak(model, precision, examples, length, masked) for examples in MEASURED_EXAMPLES]
         _write(known, found)
     return found
 
 
-def pass_cost(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> PassCost:
-    """Count one forward and backward pass over `examples` examples of `length` tokens with `masked` predictions each
-    of a model on the meta device."""
+def pass_peak(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> int:
+    """Count the bytes of activations, logits and temporaries, at their peak, of one forward and backward pass of a
+    model on the meta device over `examples` examples of `length` tokens with `masked` predictions each. Gradients of
+    parameters count only while they are computed."""
     model.to(dtype_of(precision))
     batch = MicroBatch.from_arrays(
         tokens=np.ones(examples * length, np.int64),
@@ -123,7 +107,7 @@ def pass_cost(model: nn.Module, precision: str, examples: int, length: int, mask
         total = sum((term.sum for term in terms.values()), torch.zeros((), device="meta"))
         del terms
         total.backward()
-    return PassCost(counter.peak, counter.operations, counter.products)
+    return counter.peak
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:
@@ -131,7 +115,7 @@ def _drop_gradient(parameter: torch.Tensor) -> None:
 
 
 def _cache_file(model: nn.Module, config: RunConfig, precision: str, masked: int) -> Path | None:
-    """Return where the costs of these passes are kept: a name from all that decides them, the shapes of a frozen
+    """Return where the peaks of these passes are kept: a name from all that decides them, the shapes of a frozen
     teacher's tensors among it. None where the user has no cache."""
     decides = (
         hash_sources(package_folder(__name__)),
@@ -149,22 +133,21 @@ def _cache_file(model: nn.Module, config: RunConfig, precision: str, masked: int
     return next((folder / "passes" / f"{name}.json" for folder in user_caches(os.environ)), None)
 
 
-def _read(path: Path | None) -> list[PassCost] | None:
-    """Return the costs kept in the file; None if there are none, or the file is damaged."""
+def _read(path: Path | None) -> list[int] | None:
+    """Return the peaks kept in the file; None if there are none, or the file is damaged."""
     try:
-        costs = json.loads(path.read_text(encoding="utf-8")) if path else None
-        found = [PassCost(*map(int, cost)) for cost in costs or ()]
+        peaks = [int(peak) for peak in json.loads(path.read_text(encoding="utf-8"))] if path else []
     except (OSError, ValueError, TypeError):
         return None
-    return found if len(found) == len(MEASURED_EXAMPLES) else None
+    return peaks if len(peaks) == len(MEASURED_EXAMPLES) else None
 
 
-def _write(path: Path | None, costs: list[PassCost]) -> None:
-    """Keep the costs; nowhere, where no file can be written."""
+def _write(path: Path | None, peaks: list[int]) -> None:
+    """Keep the peaks; nowhere, where no file can be written."""
     if path:
         with contextlib.suppress(OSError, UserError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(costs).encode())
+            write_whole(path, json.dumps(peaks).encode())
 
 
 # Model states, and the memory of a GPU at each ZeRO stage.
@@ -290,11 +273,11 @@ def _most_gradients(groups: list[list[int]], shares: list[int], ranks: int) -> i
 
 
 def memory_by_stage(
-    model: nn.Module, config: RunConfig, precision: str, room: float, ranks: int, passes: list[PassCost]
+    model: nn.Module, config: RunConfig, precision: str, room: float, ranks: int, peaks: list[int]
 ) -> tuple[Memory, ...]:
-    """Compute memory on one of `ranks` GPUs of `room` bytes, at ZeRO stages 0 to 3, from `pass_costs`: activations
+    """Compute memory on one of `ranks` GPUs of `room` bytes, at ZeRO stages 0 to 3, from `pass_peaks`: activations
     grow by a constant per additional example."""
-    few, many = (cost.peak for cost in passes)
+    few, many = peaks
     slope = (many - few) / (MEASURED_EXAMPLES[1] - MEASURED_EXAMPLES[0])
     base = few - MEASURED_EXAMPLES[0] * slope
     free = room * (1 - RESERVED_SHARE)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pretrain.config.phases import Phase
 from pretrain.preflight.forecast import Forecast
-from pretrain.preflight.gpus import LINK_EFFICIENCY
+from pretrain.preflight.gpus import CALIBRATED, LINK_EFFICIENCY
 from pretrain.preflight.memory import RESERVED_SHARE, Memory
 
 CURVE_ROWS = 8
@@ -81,11 +81,14 @@ def show(found: Forecast, stage: int, console: Console, price: float = 0.0) -> N
 def basis_of(found: Forecast) -> str:
     """Return what the times are based on, in words."""
     if found.calibrated:
-        return f"calibrated by a run measured on {found.cluster.gpu.name}"
+        return (
+            f"calibrated by a run measured on {found.cluster.gpu.name}: BERT-large in examples of 128 tokens reached "
+            f"{CALIBRATED[found.cluster.gpu.name]:.1%} of the peak; smaller models and longer examples reach less"
+        )
     return (
         f"! not calibrated on this GPU: no run on {found.cluster.gpu.name} has been measured. The times are arithmetic "
-        "on data sheets, with floors for launches and collectives; a real run is likely slower. The mfu of a short one "
-        "(metrics.jsonl), given as --utilisation, brings them closer"
+        "on data sheets, with floors for the host and for collectives; a real run is likely slower. The mfu of a "
+        "short one (metrics.jsonl), given as --utilisation, brings them closer"
     )
 
 
@@ -127,7 +130,7 @@ def _time_table(found: Forecast, price: float) -> Table:
         moved = "none: one GPU"
     rows = [
         ("arithmetic per step", f"{step.arithmetic * 1e3:,.1f} ms in {batches}"),
-        ("waiting for kernel launches", f"{step.launching * 1e3:,.1f} ms"),
+        ("waiting for the host", f"{step.launching * 1e3:,.1f} ms"),
         ("waiting for the slowest GPU", f"{step.straggling * 1e3:,.1f} ms"),
         ("optimizer", f"{step.optimizer * 1e3:,.1f} ms"),
         ("communication", moved),
@@ -182,7 +185,6 @@ def as_values(found: Forecast, price: float = 0.0) -> dict[str, Any]:
         "micro_batches": found.micro_batches,
         "collective_bytes": found.moved,
         "step_seconds": found.step._asdict() | {"total": found.step.total},
-        "launches_per_pass": found.operations,
         "utilisation": found.utilisation,
         "calibrated": found.calibrated,
         "steps": found.steps,

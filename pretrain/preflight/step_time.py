@@ -2,14 +2,13 @@
 
 The prediction is a model of few terms, each stated:
 
-    step = max(arithmetic, launches) x (1 + straggling) + optimizer + communication
+    step = max(arithmetic, host) x (1 + straggling) + optimizer + communication
 
-arithmetic      operations of the model / (peak x utilisation); utilisation is an assumption, or measured
-launches        the host's part of a pass: it starts each operation, LAUNCH_SECONDS apart; small models wait for that.
-                Operations are kernels, products and copies, as a pretended GPU counts them (tests/fake_gpu)
+arithmetic      operations of the model / (peak x utilisation); utilisation is an assumption, or measured (gpus.py)
+host            the least that a step takes: the host launches the kernels of each pass and of the update, and small
+                models wait for it
 straggling      ranks wait for the slowest: the expected largest of W normal draws, in deviations of DEVIATION
-optimizer       LAMB's two passes: BYTES_PER_PARAMETER of memory traffic for each parameter that a rank updates; no less
-                than the operations that the host starts for it, counted with LAMB
+optimizer       LAMB's two passes: BYTES_PER_PARAMETER of memory traffic for each parameter that a rank updates
 communication   reduce-scatter and all-gather in rings: inside the node over all of the data, between nodes over each
                 GPU's part of it, one after the other, at LINK_EFFICIENCY of the stated bandwidth; not overlapped. Each
                 collective has NCCL's latency, however little it moves
@@ -23,6 +22,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from pretrain.distributed.deepspeed_patches import BUCKET_ELEMENTS
 from pretrain.preflight.gpus import LINK_EFFICIENCY, NVLINK, PCIE, Gpu, data_sheet
@@ -63,37 +63,11 @@ DEVIATION = 0.01
 BYTES_PER_PARAMETER = 42
 """LAMB in mixed precision: reads gradient, weight and two moments, writes the moments and the update; reads weight
 and update, writes weight and its half-precision copy."""
-LAUNCH_SECONDS = 34e-6
-"""Host time per operation: Python, DeepSpeed's hooks, PyTorch's dispatcher and autograd, cudaLaunchKernel. Measured
-(docs/evidence/plan_calibration.md) as what the host needs for forward and backward of a micro-batch, over the
-operations counted here: BERT-large 53 ms for 1,566 on an H200 and 66 ms on an H100, BERT-base 34 ms for 894 on the
-H200, so 34, 42 and 38 microseconds. The least of them for every GPU, since it is the host's; all ran
-compiled at stage 1 in bf16."""
-COMPILED_PER_PRODUCT = 2
-"""Operations in a compiled model per matrix product or attention: itself, and one fused kernel for everything up to the
-next."""
-EAGER_PER_PASS, COMPILED_PER_PASS = 143, 180
-"""Per micro-batch, whatever the number of layers: copies of the batch, deterministic gradients of lookups, which sort
-in several kernels, sums of the loss and the meter, and in a compiled model the operators that stay whole. Counted for
-two layers of 46 tensors at stage 1 in bf16: 437 = 248 + 46 + 143 and 334 = 2 x 54 + 46 + 180, where memory.py has 248
-operations, 54 of them products, and 46 are `PER_GRADIENT`."""
-PER_GRADIENT = {"bf16": (2, 1, 3, 2), "fp16": (2, 2, 3, 2), "fp32": (1, 1, 3, 2)}
-"""Per tensor and micro-batch, by ZeRO stage. Stage 1 in bf16: one addition to the fp32 sum (`add_in_one_pass`). Stage 0
-in bf16: zeros and the addition. Stage 1 in fp16: a conversion and the addition; stage 2 has a copy to the bucket beside
-them: 433 = 2 x 54 + 180 + 3.2 x 46 compiled in bf16. Stage 3: 486 = 248 + 143 + 2 x 46 + 3."""
-PER_REDUCED = 2
-"""Per tensor and step, at stages 0 and 1: a copy to the bucket, and one back; none in bf16 at stage 1, where the sums
-are flat. Stages 2 and 3 reduce at each micro-batch, which is in `PER_GRADIENT`."""
-PER_OFFLOADED = 10
-"""Per tensor and micro-batch with zero.offload=cpu: 843 = 248 + 143 + 9.8 x 46."""
-PER_UPDATE, PER_OFFLOADED_UPDATE = 77, 85
-"""Per step, whatever the number of tensors: norm, clipping, LAMB's two flat tensors, the weights in low precision.
-Counted at stage 1 in bf16, where no operation is a tensor's (`norm_on_flat_buffer`), and offloaded at stage 2 for
-AdamW."""
-PER_UPDATED = {"bf16": (14, 0, 3, 3), "fp16": (14, 3, 3, 3), "fp32": (8, 3, 3, 3)}
-"""Per tensor and step beside them, by ZeRO stage: its norm; at stage 0 LAMB steps each tensor by itself. Counted with
-46 tensors: 206 in fp32 and 204 in fp16 at stage 1, 204 at stage 2, 211 at stage 3 and 699 at stage 0 in bf16. Stage 0
-in fp32 is read from the code; the rest, not counted, are those of DeepSpeed's same class."""
+HOST_PASS, HOST_LAYER, HOST_UPDATE = 15e-3, 1.58e-3, 4e-3
+"""Seconds of the host for forward and backward of a micro-batch, for each layer in it, and for the update of a step,
+compiled in bf16 at stage 1 (docs/evidence/plan_calibration.md). The first two are the line through the 53 ms that
+BERT-large's 24 layers took on an H200 and the 34 ms of BERT-base's 12; an H100's host took 66 ms for 24, and 4 ms for
+the update. They are the same for every GPU, since they are the host's."""
 SMALL_ALL_REDUCES = 3
 """Per step: the gradient's norm, of each of two groups, and LAMB's norms."""
 RING_BASE, RING_HOP = 8.4e-6, {NVLINK: 3.4e-6, PCIE: 5.7e-6}
@@ -125,10 +99,8 @@ class StepWork(NamedTuple):
     """Number of parameters that it updates."""
     moved: float
     """Bytes through collectives (`communication_bytes`)."""
-    pass_operations: int = 0
-    """Operations that the host starts in forward and backward of all micro-batches."""
-    update_operations: int = 0
-    """Operations that the host starts for the optimizer."""
+    host: float = 0.0
+    """Seconds in which the host launches the kernels (`host_seconds`)."""
     collectives: int = 0
     """Reduce-scatters and all-gathers (`collectives_per_step`)."""
 
@@ -138,7 +110,7 @@ class StepTime(NamedTuple):
 
     arithmetic: float
     launching: float
-    """Seconds in which the GPU waits for the host, beyond its arithmetic."""
+    """Seconds in which the GPU waits for the host, which launches its kernels, beyond its arithmetic."""
     straggling: float
     optimizer: float
     communication: float
@@ -204,20 +176,15 @@ def collectives_per_step(stage: int, parameters: int, micro_batches: int, layers
     return micro_batches * (buckets + 2 * max(buckets, layers))
 
 
-def gradient_operations(
-    stage: int, precision: str, tensors: int, micro_batches: int, offloaded: bool = False
-) -> int:
-    """Return the operations that the host starts in a step to add up and reduce the gradients of so many tensors."""
-    if offloaded:
-        return PER_OFFLOADED * tensors * micro_batches
-    flat = stage == 1 and precision == "bf16"
-    reduced = 0 if flat or stage >= 2 else PER_REDUCED * tensors
-    return PER_GRADIENT[precision][stage] * tensors * micro_batches + reduced
+def layers_of(model: nn.Module) -> int:
+    """Count the layers of all encoders of a model: ELECTRA's has two."""
+    stacks = (getattr(part, "layers", None) for part in model.modules())
+    return sum(len(stack) for stack in stacks if isinstance(stack, nn.ModuleList))
 
 
-def update_operations(stage: int, precision: str, tensors: int, offloaded: bool = False) -> int:
-    """Return the operations that the host starts to update so many tensors with LAMB; `offloaded`: on the device."""
-    return PER_OFFLOADED_UPDATE if offloaded else PER_UPDATE + PER_UPDATED[precision][stage] * tensors
+def host_seconds(layers: int, micro_batches: int) -> float:
+    """Return the seconds in which the host launches the kernels of a step."""
+    return HOST_UPDATE + micro_batches * (HOST_PASS + HOST_LAYER * layers)
 
 
 def straggling(ranks: int) -> float:
@@ -235,15 +202,14 @@ def optimizer_seconds(parameters_updated: float, gpu: Gpu) -> float:
 
 def step_time(work: StepWork, cluster: Cluster) -> StepTime:
     """Predict the time of a step in which each rank of `cluster` does `work`."""
-    launches = work.pass_operations * LAUNCH_SECONDS
     communication = 0.0
     if cluster.ranks > 1:
         communication = collective_seconds(work.moved, cluster) + work.collectives * ring_latency(cluster)
         communication += SMALL_ALL_REDUCES * small_all_reduce(cluster) if work.collectives else 0.0
     return StepTime(
         work.arithmetic,
-        max(0.0, launches - work.arithmetic),
-        max(work.arithmetic, launches) * straggling(cluster.ranks),
-        max(optimizer_seconds(work.updated, cluster.gpu), work.update_operations * LAUNCH_SECONDS),
+        max(0.0, work.host - work.arithmetic),
+        max(work.arithmetic, work.host) * straggling(cluster.ranks),
+        optimizer_seconds(work.updated, cluster.gpu),
         communication,
     )

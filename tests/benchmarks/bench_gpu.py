@@ -37,7 +37,7 @@ from pretrain.distributed.launch_env import dtype_of  # noqa: E402
 from pretrain.distributed.world import set_arithmetic, settle_products  # noqa: E402
 from pretrain.model.attention import choose_backend  # noqa: E402
 from pretrain.objectives.registry import load  # noqa: E402
-from pretrain.preflight.memory import meta_model, pass_cost, states  # noqa: E402
+from pretrain.preflight.memory import meta_model, pass_peak, states  # noqa: E402
 from pretrain.preflight.step_time import peak_flops  # noqa: E402
 from pretrain.training import feed as compile_model  # noqa: E402
 from pretrain.training.feed import Feed, HostShare  # noqa: E402
@@ -163,7 +163,7 @@ def show_memory(
     model = meta_model(config, row.vocabulary)
     fixed = states(model, config, precision, 1).total
     masked = round(row.length * row.masked)
-    passing = pass_cost(model, precision, row.micro_batch, row.length, masked).peak
+    passing = pass_peak(model, precision, row.micro_batch, row.length, masked)
     planned = fixed + passing
     print(
         f"  {measured / 1e9:.2f} GB at the peak; planned {planned / 1e9:.2f} GB ({fixed / 1e9:.2f} states, "

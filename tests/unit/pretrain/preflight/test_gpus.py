@@ -80,26 +80,15 @@ def test_figures_are_those_of_the_data_sheets(
     assert gpu_named(key, between_gbit=8.0).between == 1e9
 
 
-def test_a_small_model_waits_for_its_launches_on_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_model_waits_for_the_host_on_any_gpu() -> None:
     found = tiny_on("h100", "train.global_batch=32")
-    floor = found.operations * timing.LAUNCH_SECONDS
-    assert found.step.arithmetic < floor < found.step.arithmetic + found.step.launching
+    assert found.step.arithmetic + found.step.launching == pytest.approx(timing.host_seconds(2, 1))
+    assert found.step.arithmetic < 0.1 * found.step.launching
     assert tiny_on("b200", "train.global_batch=32").step.total > 0.95 * found.step.total
-    eager = tiny_on("h100", "train.global_batch=32", "train.compile=off")
-    assert eager.operations > 1.3 * found.operations  # counted: 391 and 288, without gradients
-    monkeypatch.setattr(timing, "LAUNCH_SECONDS", 0.0)
-    assert tiny_on("h100", "train.global_batch=32").step.total < 0.5 * found.step.total
 
 
-def test_a_large_batch_does_not_wait_for_launches() -> None:
-    assert tiny_on("a10", "train.global_batch=4096", "train.micro_batch=4096").step.launching == 0
-
-
-def test_the_optimizer_takes_no_less_than_its_launches() -> None:
-    cluster = Cluster(1, 1, GPUS["h100"])
-    few = step_time(StepWork(0, 1000, 0, update_operations=100), cluster).optimizer
-    assert few == pytest.approx(100 * timing.LAUNCH_SECONDS)
-    assert step_time(StepWork(0, 1e9, 0, update_operations=100), cluster).optimizer > 3 * few
+def test_a_large_batch_does_not_wait_for_the_host() -> None:
+    assert tiny_on("a10", "train.global_batch=8192", "train.micro_batch=8192").step.launching == 0
 
 
 def test_latency_of_collectives_is_nccls() -> None:
