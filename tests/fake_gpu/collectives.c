@@ -104,7 +104,7 @@ static ncclResult_t collective(const char *name, ncclComm_t communicator, const 
     size_t due = result.end - result.begin + (ranks->size - 1) * result.apart;
     char asked[128];
 
-    count(LAUNCHES, name);
+    trace("launch", name);
     if (!is_there(name, from, bytes) || !is_there(name, result.into, due))
         return ncclInvalidArgument;
     snprintf(asked, sizeof asked, "%s of %zu bytes of type %d, operation %d, root %d", name, bytes, result.type,
@@ -204,7 +204,7 @@ ncclResult_t ncclGroupEnd(void)
     if (--depth || !number)
         return ncclSuccess;
     asked_for = 0;
-    count(LAUNCHES, "ncclSend and ncclRecv");
+    trace("launch", "ncclSend and ncclRecv");
     return pass_on(passages, number) ? ncclSuccess : ncclSystemError;
 }
 

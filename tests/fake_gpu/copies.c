@@ -113,7 +113,7 @@ cudaError_t cudaMemcpyAsync(void *into, const void *from, size_t bytes, enum cud
     static const char *const WAYS[] = {"on the host", "to the device", "to the host", "on the device", "anywhere"};
     const void *host = way == cudaMemcpyHostToDevice ? from : into;
 
-    count(COPIES, WAYS[way]);
+    trace("copy", WAYS[way]);
     if ((way == cudaMemcpyHostToDevice || way == cudaMemcpyDeviceToHost) && kind_of(host, NULL) == PAGEABLE)
         count(STAGED, WAYS[way]);
     return copied(into, from, bytes, way) ? cudaSuccess : failed(cudaErrorInvalidValue);
@@ -136,12 +136,12 @@ static cudaError_t filled(void *start, int value, size_t bytes)
 
 cudaError_t cudaMemset(void *start, int value, size_t bytes)
 {
-    count(LAUNCHES, "cudaMemset");
+    trace("launch", "cudaMemset");
     return filled(start, value, bytes);
 }
 
 cudaError_t cudaMemsetAsync(void *start, int value, size_t bytes, cudaStream_t stream)
 {
-    count(LAUNCHES, "cudaMemsetAsync");
+    trace("launch", "cudaMemsetAsync");
     return filled(start, value, bytes);
 }

@@ -10,18 +10,10 @@ from typing import NamedTuple
 class Counts(NamedTuple):
     """What has happened since the process began, as `enum count` of fake_gpu.h has it."""
 
-    launches: int = 0
-    """Kernels, matrix products, collectives and fills."""
-    copies: int = 0
-    """Asynchronous copies."""
     waits: int = 0
     """Times that the host waited for the device."""
     staged: int = 0
-    """Of the copies those whose memory on the host is not page-locked."""
-    triton: int = 0
-    """Of the launches those of kernels that Triton has compiled."""
-    products: int = 0
-    """Of the launches those of cuBLAS."""
+    """Asynchronous copies whose memory on the host is not page-locked: a GPU may have the host wait for them."""
     mistakes: int = 0
     """Launches and copies that a real GPU refuses."""
 

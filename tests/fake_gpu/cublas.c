@@ -4,8 +4,7 @@
 
 static int product(const char *name)
 {
-    count(LAUNCHES, name);
-    count(PRODUCTS, name);
+    trace("launch", name);
     return 0;
 }
 

@@ -217,8 +217,7 @@ static CUresult launched(CUfunction function, const unsigned grid[3], const unsi
 {
     const char *name = (const char *)function;
 
-    count(LAUNCHES, name);
-    count(TRITON, name);
+    trace("launch", name);
     if (launchable(grid, block, shared))
         return CUDA_SUCCESS;
     mistake("launch of %s: grid %u %u %u, block %u %u %u, %zu bytes of shared memory", name, grid[0], grid[1], grid[2],

@@ -30,12 +30,8 @@
 #pragma GCC visibility push(hidden)
 
 enum count {
-    LAUNCHES, /* kernels, matrix products, collectives, fills */
-    COPIES,   /* asynchronous copies */
     WAITS,    /* times that the host waits for the device */
     STAGED,   /* asynchronous copies whose host side is not page-locked: a real GPU may make the host wait */
-    TRITON,   /* of the launches those through the driver: kernels that Triton has compiled */
-    PRODUCTS, /* of the launches those of cuBLAS */
     MISTAKES, /* launches and copies that a real GPU refuses */
     COUNTS
 };
@@ -43,7 +39,10 @@ enum count {
 /* Adds one to a count; FAKE_GPU_TRACE=1 shows each. */
 void count(enum count which, const char *name);
 
-/* Whether counts are shown. */
+/* Shows a launch or a copy with FAKE_GPU_TRACE=1. */
+void trace(const char *what, const char *name);
+
+/* Whether launches, copies and counts are shown. */
 int shown(void);
 
 /* Shows the call of a function that has only a stub. */

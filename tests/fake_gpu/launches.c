@@ -93,7 +93,7 @@ static cudaError_t launched(const void *function, dim3 grid, dim3 block, size_t 
 
     if (shown())
         snprintf(name, sizeof name, "%s grid %u %u %u", name_of(function), grid.x, grid.y, grid.z);
-    count(LAUNCHES, name);
+    trace("launch", name);
     if (launchable(blocks, threads, shared))
         return cudaSuccess;
     mistake("launch of %s: grid %u %u %u, block %u %u %u, %zu bytes of shared memory", name_of(function), grid.x,

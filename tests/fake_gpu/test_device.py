@@ -28,7 +28,7 @@ def test_torch_sees_one_h100() -> None:
     ]
 
 
-def test_launches_copies_and_waits_are_counted() -> None:
+def test_waits_are_counted() -> None:
     said = on_gpu(
         "-c",
         script(
@@ -43,9 +43,9 @@ def test_launches_copies_and_waits_are_counted() -> None:
             "print(*read_counts().since(before))",
         ),
     ).stdout
-    assert said.splitlines()[0] == "2 1 0 0 0 0 0", "two kernels, a copy from page-locked memory"
-    launches, copies, waits, staged, _, _, mistakes = map(int, said.splitlines()[1].split())
-    assert (launches, copies, waits, mistakes) == (1, 2, 2, 0)
+    assert said.splitlines()[0] == "0 0 0", "two kernels, and a copy from page-locked memory"
+    waits, staged, mistakes = map(int, said.splitlines()[1].split())
+    assert (waits, mistakes) == (2, 0)
     assert staged >= 1, "the second copy is from memory that is not page-locked"
 
 
