@@ -8,8 +8,12 @@ Both kernels count a window as keys (left, right) of the query, which they alway
 is causal. varlen_attn of torch 2.12 has no flag for that: a causal mask would be its window (-1, 0). A window costs
 length times window in each backend: tiles are then blocks of queries with the keys in reach.
 
-Shape legend: T packed tokens, N heads, M heads of keys and values, D size of a head, P rows of all tiles, E examples
-or blocks of a tile, S queries and K keys of each.
+With fewer heads of keys than of queries (Ainslie et al. 2023, grouped-query attention) no backend repeats keys: flash
+reads a head of keys for each of its queries' heads, tiles have them as rows of one matrix. varlen_attn of torch 2.11
+takes no groups; it is the same kernel as flash.
+
+Shape legend: T packed tokens, N heads, M heads of keys and values, G = N / M, D size of a head, P rows of all tiles, E
+examples or blocks of a tile, S queries and K keys of each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +27,13 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from pretrain.model.attention_tiles import (
     FULL,
+    Layout,
     TilePlan,
     Visibility,
-    from_key_tiles,
     from_tiles,
     plan_tiles,
     scores_per_token,
     tile_attention,
-    to_key_tiles,
     to_tiles,
 )
 from pretrain.model.ops import dropped, fill_keep_mask, operator, survivors_scale
@@ -46,8 +49,8 @@ _CPU = torch.device("cpu")
 
 def cpu_attention(
     q_TND: Tensor,
-    k_TND: Tensor,
-    v_TND: Tensor,
+    k_TMD: Tensor,
+    v_TMD: Tensor,
     cu_seqlens: Tensor,
     max_length: int,
     dropout: float,
@@ -57,14 +60,14 @@ def cpu_attention(
     dropout on the probabilities.
 
     All tokens belong to an example of at most `max_length` tokens."""
-    return _attention(q_TND, k_TND, v_TND, cu_seqlens, max_length, dropout, *visibility)[0]
+    return _attention(q_TND, k_TMD, v_TMD, cu_seqlens, max_length, dropout, *visibility)[0]
 
 
 @operator("cpu_attention", torch.Tag.nondeterministic_seeded)
 def _attention(
     q_TND: Tensor,
-    k_TND: Tensor,
-    v_TND: Tensor,
+    k_TMD: Tensor,
+    v_TMD: Tensor,
     cu_seqlens: Tensor,
     max_length: int,
     dropout: float,
@@ -76,16 +79,17 @@ def _attention(
     """Compute the outputs, and for the backward pass the probabilities and their dropout mask, tile by tile. The
     last four arguments are a Visibility's fields, since an operator takes no custom tuples."""
     visibility = Visibility(causal, window, query_ranks_T, key_ranks_T)
-    plan = _plan(tuple(cu_seqlens.diff().tolist()), q_TND.shape[1], max_length, window)
+    lengths, heads = tuple(cu_seqlens.diff().tolist()), q_TND.shape[1]
+    plan = _plan(lengths, heads, k_TMD.shape[1], max_length, window)
     probabilities, keep = _buffers(q_TND, max_length, dropout, window)
-    out_PD = q_TND.new_empty((len(plan.gather_P), q_TND.shape[-1]))
-    queries = _by_tile(plan, (to_tiles(q_TND, plan), out_PD))
-    keys = _by_tile(plan, (to_key_tiles(k_TND, plan), to_key_tiles(v_TND, plan)), of_keys=True)
+    out_PD = q_TND.new_empty((len(plan.queries.gather), q_TND.shape[-1]))
+    queries = _by_tile(plan, plan.queries, to_tiles(q_TND, plan.queries), out_PD)
+    keys = _by_tile(plan, plan.keys, *(to_tiles(x, plan.keys) for x in (k_TMD, v_TMD)))
     for tile, scores, kept, (q, out), (k, v) in zip(
         plan.tiles, _cut(probabilities, plan), _cut(keep, plan), queries, keys, strict=True
     ):
         torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5, out=scores)
-        by_head = scores.view(tile.examples, plan.heads, tile.length, tile.keys)
+        by_head = scores.view(tile.examples, heads, tile.length, tile.keys)
         if tile.bias_E11S is not None:
             by_head.add_(tile.bias_E11S)
         if (unseen := tile.hidden(visibility, _CPU)) is not None:
@@ -96,15 +100,15 @@ def _attention(
         if dropout > 0.0:
             fill_keep_mask(kept, dropout)
         torch.bmm(_dropped(scores, kept, survivors_scale(dropout)), v, out=out)
-    return from_tiles(out_PD, plan), probabilities, keep
+    return from_tiles(out_PD, plan.queries), probabilities, keep
 
 
 @operator("cpu_attention_backward")
 def _attention_backward(
     grad_TND: Tensor,
     q_TND: Tensor,
-    k_TND: Tensor,
-    v_TND: Tensor,
+    k_TMD: Tensor,
+    v_TMD: Tensor,
     cu_seqlens: Tensor,
     probabilities: Tensor,
     keep: Tensor,
@@ -113,17 +117,17 @@ def _attention_backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v."""
-    plan = _plan(tuple(cu_seqlens.diff().tolist()), q_TND.shape[1], max_length, window)
-    grad_PD = to_tiles(grad_TND, plan).index_fill_(0, plan.padding, 0.0)
-    of_queries = (to_tiles(q_TND, plan), grad_PD, torch.empty_like(grad_PD))
-    given = (to_key_tiles(k_TND, plan), to_key_tiles(v_TND, plan))
-    of_keys = (*given, *(torch.empty_like(x) for x in given))
+    plan = _plan(tuple(cu_seqlens.diff().tolist()), q_TND.shape[1], k_TMD.shape[1], max_length, window)
+    grad_PD = to_tiles(grad_TND, plan.queries).index_fill_(0, plan.padding, 0.0)
+    of_queries = (to_tiles(q_TND, plan.queries), grad_PD, torch.empty_like(grad_PD))
+    keys_and_values = [to_tiles(x, plan.keys) for x in (k_TMD, v_TMD)]
+    of_keys = (*keys_and_values, *map(torch.empty_like, keys_and_values))
     alpha, zero = q_TND.shape[-1] ** -0.5, q_TND.new_empty(())
     for p, kept, (q, grad, grad_q), (k, v, grad_k, grad_v) in zip(
         _cut(probabilities, plan),
         _cut(keep, plan),
-        _by_tile(plan, of_queries),
-        _by_tile(plan, of_keys, of_keys=True),
+        _by_tile(plan, plan.queries, *of_queries),
+        _by_tile(plan, plan.keys, *of_keys),
         strict=True,
     ):
         torch.bmm(_dropped(p, kept, scale).transpose(1, 2), grad, out=grad_v)
@@ -131,14 +135,15 @@ def _attention_backward(
         grad_s = softmax_gradient(grad_p, p)
         torch.baddbmm(zero, grad_s, k, beta=0, alpha=alpha, out=grad_q)
         torch.baddbmm(zero, grad_s.transpose(1, 2), q, beta=0, alpha=alpha, out=grad_k)
-    return from_tiles(of_queries[-1], plan), *(from_key_tiles(x, plan) for x in of_keys[2:])  # type: ignore[return-value]
+    grad_k, grad_v = (from_tiles(x, plan.keys) for x in of_keys[2:])
+    return from_tiles(of_queries[-1], plan.queries), grad_k, grad_v
 
 
 @lru_cache(maxsize=8)
-def _plan(lengths: tuple[int, ...], heads: int, max_length: int, window: int) -> TilePlan:
+def _plan(lengths: tuple[int, ...], heads: int, key_heads: int, max_length: int, window: int) -> TilePlan:
     """Plan the tiles for these lengths: cached per micro-batch, for all layers, forward and backward."""
     scores = sum(lengths) * scores_per_token(max_length, window)
-    return plan_tiles(lengths, heads, _CPU, scores, window)
+    return plan_tiles(lengths, heads, _CPU, scores, window, key_heads)
 
 
 def _buffers(q_TND: Tensor, max_length: int, dropout: float, window: int) -> tuple[Tensor, Tensor]:
@@ -149,21 +154,21 @@ def _buffers(q_TND: Tensor, max_length: int, dropout: float, window: int) -> tup
 
 
 def _cut(buffer: Tensor, plan: TilePlan) -> Iterator[Tensor]:
-    """Return each tile's part of the buffer, (E * N, S, K); empty for an empty buffer."""
+    """Return each tile's part of the buffer, (E * M, G * S, K); empty for an empty buffer."""
     start = 0
     for tile in plan.tiles:
-        shape = (tile.examples * plan.heads, tile.length, tile.keys)
+        shape = (tile.examples * plan.keys.heads, plan.group * tile.length, tile.keys)
         size = shape[0] * shape[1] * shape[2]
         yield buffer[start : start + size].view(shape) if len(buffer) else buffer
         start += size
 
 
-def _by_tile(plan: TilePlan, columns: tuple[Tensor, ...], of_keys: bool = False) -> Iterator[list[Tensor]]:
-    """Yield, for each tile, its rows of each column as (E * N, S, D), or (E * N, K, D) `of_keys`."""
+def _by_tile(plan: TilePlan, layout: Layout, *columns: Tensor) -> Iterator[list[Tensor]]:
+    """Yield, for each tile, its rows of each column: queries as (E * M, G * S, D), keys as (E * M, K, D)."""
     start = 0
-    for tile, size in zip(plan.tiles, plan.key_sizes if of_keys else plan.sizes, strict=True):
-        length = tile.keys if of_keys else tile.length
-        yield [x[start : start + size].view(-1, length, x.shape[-1]) for x in columns]
+    for tile, size in zip(plan.tiles, layout.sizes, strict=True):
+        matrices = tile.examples * plan.keys.heads
+        yield [x[start : start + size].view(matrices, -1, x.shape[-1]) for x in columns]
         start += size
 
 
@@ -174,8 +179,8 @@ def _dropped(x: Tensor, keep: Tensor, scale: float) -> Tensor:
 @torch.library.register_fake("maskmill::cpu_attention")
 def _(
     q_TND: Tensor,
-    k_TND: Tensor,
-    v_TND: Tensor,
+    k_TMD: Tensor,
+    v_TMD: Tensor,
     cu_seqlens: Tensor,
     max_length: int,
     dropout: float,
@@ -189,22 +194,24 @@ def _(
 
 
 @torch.library.register_fake("maskmill::cpu_attention_backward")
-def _(grad_TND: Tensor, q_TND: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    grad_TND: Tensor, q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     grad_q, grad_k, grad_v = (
-        torch.empty_like(grad_TND, memory_format=torch.contiguous_format) for _ in "qkv"
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_TND, k_TMD, v_TMD)
     )
     return grad_q, grad_k, grad_v
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q_TND, k_TND, v_TND, cu_seqlens, ctx.max_length, ctx.dropout, _, ctx.window = inputs[:8]
-    ctx.save_for_backward(q_TND, k_TND, v_TND, cu_seqlens, *output[1:])
+    q_TND, k_TMD, v_TMD, cu_seqlens, ctx.max_length, ctx.dropout, _, ctx.window = inputs[:8]
+    ctx.save_for_backward(q_TND, k_TMD, v_TMD, cu_seqlens, *output[1:])
 
 
 def _backward(ctx: Any, grad_TND: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     scale = survivors_scale(ctx.dropout)
-    q_TND, k_TND, v_TND, cu_seqlens, probabilities, keep = ctx.saved_tensors
-    saved = q_TND, k_TND, v_TND, cu_seqlens, probabilities, keep
+    q_TND, k_TMD, v_TMD, cu_seqlens, probabilities, keep = ctx.saved_tensors
+    saved = q_TND, k_TMD, v_TMD, cu_seqlens, probabilities, keep
     gradients = _attention_backward(grad_TND, *saved, ctx.max_length, scale, ctx.window)
     return *gradients, None, None, None, None, None, None, None
 
@@ -227,13 +234,14 @@ class Packing:
     cu_seqlens: Tensor  # int32, examples + 1: example i holds tokens cu_seqlens[i]..cu_seqlens[i + 1] - 1
     lengths: tuple[int, ...]  # on the host, so that planning waits for no device; zeros may follow
     max_length: int  # at least the longest example; constant over the run where shapes are static
-    _plans: dict[tuple[int, torch.device, int], TilePlan] = field(default_factory=dict, repr=False)
+    _plans: dict[tuple[int, int, torch.device, int], TilePlan] = field(default_factory=dict, repr=False)
 
-    def tiles(self, heads: int, device: torch.device, window: int = 0) -> TilePlan:
-        """Return the tile plan for the given number of heads and window, cached."""
-        key = (heads, device, window)
+    def tiles(self, heads: int, device: torch.device, window: int = 0, key_heads: int = 0) -> TilePlan:
+        """Return the tile plan for the given numbers of heads and window, cached; `key_heads`: 0: as many."""
+        key = (heads, key_heads or heads, device, window)
         if key not in self._plans:
-            self._plans[key] = plan_tiles(self.lengths, heads, device, window=window)
+            plan = plan_tiles(self.lengths, heads, device, window=window, key_heads=key_heads)
+            self._plans[key] = plan
         return self._plans[key]
 
     @staticmethod
@@ -249,15 +257,16 @@ def choose_backend(
     head_size: int,
     dropout: float,
     visibility: Visibility = FULL,
+    grouped: bool = False,
 ) -> str:
-    """Return the name of the backend that `attend` uses for such tensors."""
+    """Return the name of the backend that `attend` uses for such tensors; `grouped`: there are fewer heads of keys."""
     if visibility.ranked:
         return "tiles"
     if device.type not in _FLASH_DEVICES or dtype not in _HALF or head_size % 8 or head_size > 256:
         return "tiles"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return "tiles"
-    return "varlen" if dropout == 0.0 and not visibility.causal else "flash"
+    return "flash" if dropout > 0.0 or visibility.causal or grouped else "varlen"
 
 
 def attend(
@@ -273,20 +282,20 @@ def attend(
     over the keys that `visibility` allows; 0 for a query that sees none.
 
     q is (T, N, D), k and v are (T, M, D) of one floating dtype; the result is as q. With fewer heads of keys than of
-    queries, N / M queries in a row use the same (Ainslie et al. 2023, grouped-query attention). `dropout` is the rate
+    queries, N / M queries in a row use the same. `dropout` is the rate
     at which attention probabilities are zeroed: 0 in evaluation. `backend` forces one of BACKENDS, for tests. Raises
     UserError if the forced backend does not support the inputs."""
-    name = backend or choose_backend(q_TND.device, q_TND.dtype, q_TND.shape[-1], dropout, visibility)
-    group = q_TND.shape[1] // k_TMD.shape[1]
-    k_TND, v_TND = (x if group == 1 else x.repeat_interleave(group, 1) for x in (k_TMD, v_TMD))
-    qkv = (q_TND, k_TND, v_TND)
+    (_, heads, size), key_heads = q_TND.shape, k_TMD.shape[1]
+    grouped = key_heads < heads
+    name = backend or choose_backend(q_TND.device, q_TND.dtype, size, dropout, visibility, grouped)
+    qkv = (q_TND, k_TMD, v_TMD)
     if name == "varlen":
-        _check_flash(name, q_TND, dropout, visibility)
+        _check_flash(name, q_TND, dropout, visibility, grouped)
         return _varlen(*qkv, packing, visibility.window)
     if name == "tiles" and q_TND.device.type == "cpu":
         return cpu_attention(*qkv, packing.cu_seqlens, packing.max_length, dropout, visibility)
     if name == "tiles":
-        plan = packing.tiles(q_TND.shape[1], q_TND.device, visibility.window)
+        plan = packing.tiles(heads, q_TND.device, visibility.window, key_heads)
         return tile_attention(*qkv, plan, dropout, visibility)
     _check_flash(name, q_TND, dropout, visibility)
     window = visibility.window or None
@@ -306,7 +315,9 @@ def _varlen(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor, packing: Packing, windo
     return out_TND
 
 
-def _check_flash(name: str, q_TND: Tensor, dropout: float, visibility: Visibility) -> None:
+def _check_flash(
+    name: str, q_TND: Tensor, dropout: float, visibility: Visibility, grouped: bool = False
+) -> None:
     if name not in BACKENDS:
         raise UserError(f"no attention backend {name!r}", expected=", ".join(BACKENDS))
     if name == "varlen" and dropout > 0.0:
@@ -314,6 +325,10 @@ def _check_flash(name: str, q_TND: Tensor, dropout: float, visibility: Visibilit
             f"the varlen backend has no dropout, and {dropout} is asked for",
             where="encoder.attention_dropout",
             remedy="set it to 0, or let the backend be chosen",
+        )
+    if grouped and name == "varlen":
+        raise UserError(
+            "the varlen backend takes no grouped heads", where="encoder.kv_heads", remedy="let it be chosen"
         )
     if visibility.ranked or (name == "varlen" and visibility.causal):
         raise UserError(

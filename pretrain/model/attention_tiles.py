@@ -2,13 +2,14 @@
 
 The examples of a micro-batch are sorted by length and cut into tiles; each is a dense (examples, heads, length, size)
 block, padded to its longest example. The plan depends on the lengths alone, so it is made once per micro-batch and
-used in every layer, forward and backward.
+used in every layer, forward and backward. Heads of queries that share a head of keys are rows of one matrix of queries,
+so that its keys are neither repeated nor their gradients added up apart.
 
 Where tokens see a window, long examples are cut into blocks of queries with the keys around them, which are in up to
 three blocks.
 
-Shape legend: T packed tokens, N heads, D size of a head, P rows of all tiles (sum of E*N*S), E examples or blocks of
-a tile, S queries and K keys of each.
+Shape legend: T packed tokens, N heads, M heads of keys and values, D size of a head, P rows of all tiles (sum of
+E*N*S), R rows of their keys (sum of E*M*K), E examples or blocks of a tile, S queries and K keys of each.
 """
 
 import math
@@ -135,26 +136,33 @@ class Tile:
         return ~visible(visibility, queries, keys)
 
 
-@dataclass(frozen=True)
-class TilePlan:
-    """Maps from packed rows (token, head) to tile rows and back."""
+class Layout(NamedTuple):
+    """Maps from packed rows (token, head) to the rows of the tiles and back."""
 
     heads: int
+    sizes: tuple[int, ...]
+    """Rows of each tile."""
+    gather: Tensor
+    """int64: the packed row that each tile row copies; padding repeats its example's last token."""
+    scatter: Tensor | None
+    """int64: the tile row of each packed row; None where some are in several tiles."""
+    packed: int
+    """Number of packed rows."""
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """The tiles of a micro-batch, and where the rows of its queries and keys are in them."""
+
     tiles: tuple[Tile, ...]
-    gather_P: Tensor  # int64: the row of (T * N) that each tile row copies; padding repeats its example's last token
-    keys_P: Tensor  # int64: the same of the tiles' keys; the same tensor where no key is in two tiles
-    scatter_TN: Tensor  # int64: the tile row of each packed row
+    queries: Layout
+    keys: Layout  # the same as of the queries where there are as many heads, and no key is in two tiles
     padding: Tensor  # int64: the tile rows of queries that are padding
 
     @property
-    def sizes(self) -> list[int]:
-        """Return the number of rows of each tile."""
-        return [tile.examples * self.heads * tile.length for tile in self.tiles]
-
-    @property
-    def key_sizes(self) -> list[int]:
-        """Return the number of rows of each tile's keys."""
-        return [tile.examples * self.heads * tile.keys for tile in self.tiles]
+    def group(self) -> int:
+        """The number of heads of queries that share one of keys."""
+        return self.queries.heads // self.keys.heads
 
 
 def block_length(window: int) -> int:
@@ -176,10 +184,16 @@ def scores_per_token(max_length: int, window: int) -> int:
 
 
 def plan_tiles(
-    lengths: Sequence[int], heads: int, device: torch.device, max_scores: float = math.inf, window: int = 0
+    lengths: Sequence[int],
+    heads: int,
+    device: torch.device,
+    max_scores: float = math.inf,
+    window: int = 0,
+    key_heads: int = 0,
 ) -> TilePlan:
     """Plan the tiles for consecutive examples of `lengths` tokens in a packed run, with at most `max_scores`
-    attention scores per head, which must be at least the number without padding.
+    attention scores per head, which must be at least the number without padding. `key_heads`: of keys and values, a
+    divisor of `heads`; 0: as many.
 
     With a `window` of keys that a query sees on either side, examples longer than a block and its keys are cut into
     blocks, so that their cost is their length times the window's."""
@@ -197,7 +211,7 @@ def plan_tiles(
     if sum((last - first) * int(length_of[order[last - 1]]) ** 2 for first, last in cuts) > max_scores:
         cuts = _cut(length_of[order], 0.0)
     parts += [_whole(length_of[order[a:b]], starts[order[a:b]]) for a, b in cuts]
-    return _plan(parts, heads, device, int(length_of.sum()))
+    return _plan(parts, heads, key_heads or heads, device, int(length_of.sum()))
 
 
 class _Rows(NamedTuple):
@@ -234,7 +248,7 @@ def _blocks(length_of: NDArray[np.int64], starts: NDArray[np.int64], window: int
     return _Rows(positions, start + positions, columns > last, key_positions, start + key_positions)
 
 
-def _plan(parts: Sequence[_Rows], heads: int, device: torch.device, tokens: int) -> TilePlan:
+def _plan(parts: Sequence[_Rows], heads: int, key_heads: int, device: torch.device, tokens: int) -> TilePlan:
     """Map packed rows to those of the tiles."""
     tiles = tuple(
         Tile(
@@ -248,18 +262,40 @@ def _plan(parts: Sequence[_Rows], heads: int, device: torch.device, tokens: int)
         )
         for part in parts
     )
-    gather_P = np.concatenate([_by_head(part.tokens, heads) for part in parts])
-    is_padding_P = np.concatenate([_by_head(part.is_padding, heads, spread=False) for part in parts])
-    scatter_TN = np.empty(tokens * heads, np.int64)
-    scatter_TN[gather_P[~is_padding_P]] = np.flatnonzero(~is_padding_P)
-    gathered, scattered, padding = (
-        to_device(index, device) for index in (gather_P, scatter_TN, np.flatnonzero(is_padding_P))
-    )
-    keys_P = gathered
+    rows, padding = [part.tokens for part in parts], _padding(parts, heads)
+    queries = keys = _layout(rows, padding, heads, device, tokens)
     if not all(part.of_whole_examples for part in parts):
-        rows = np.concatenate([_by_head(part.key_tokens, heads) for part in parts])
-        keys_P = to_device(rows, device)
-    return TilePlan(heads, tiles, gathered, keys_P, scattered, padding)
+        keys = _layout([part.key_tokens for part in parts], None, key_heads, device, tokens)
+    elif key_heads != heads:
+        keys = _layout(rows, _padding(parts, key_heads), key_heads, device, tokens)
+    return TilePlan(tiles, queries, keys, to_device(np.flatnonzero(padding), device))
+
+
+def _padding(parts: Sequence[_Rows], heads: int) -> NDArray[np.bool_]:
+    return np.concatenate([_by_head(part.is_padding, heads, spread=False) for part in parts])
+
+
+def _layout(
+    rows: Sequence[NDArray[np.int64]],
+    is_padding: NDArray[np.bool_] | None,
+    heads: int,
+    device: torch.device,
+    tokens: int,
+) -> Layout:
+    """Map packed rows to tiles that have these tokens in their rows. `is_padding`: of each tile row; None where some
+    tokens are in several tiles."""
+    gather = np.concatenate([_by_head(part, heads) for part in rows])
+    scatter = None
+    if is_padding is not None:
+        scatter = np.empty(tokens * heads, np.int64)
+        scatter[gather[~is_padding]] = np.flatnonzero(~is_padding)
+    return Layout(
+        heads,
+        tuple(part.size * heads for part in rows),
+        to_device(gather, device),
+        None if scatter is None else to_device(scatter, device),
+        tokens * heads,
+    )
 
 
 def _by_head(x_ES: NDArray[Any], heads: int, spread: bool = True) -> NDArray[Any]:
@@ -300,8 +336,8 @@ def _cut(ascending: NDArray[np.int64], overhead: float) -> list[tuple[int, int]]
 
 def tile_attention(
     q_TND: Tensor,
-    k_TND: Tensor,
-    v_TND: Tensor,
+    k_TMD: Tensor,
+    v_TMD: Tensor,
     plan: TilePlan,
     dropout: float,
     visibility: Visibility = FULL,
@@ -309,14 +345,16 @@ def tile_attention(
     """Compute softmax(q k' / sqrt(D)) v within each example, (T, N, D), over the visible keys, 0 without any;
     dropout on the probabilities. Uses torch's kernel per tile, where a GPU has no better backend."""
     size = q_TND.shape[-1]
-    q_tiles = _ToTiles.apply(q_TND, plan).split(plan.sizes)
-    k_tiles, v_tiles = (_ToKeyTiles.apply(x, plan).split(plan.key_sizes) for x in (k_TND, v_TND))
+    q_tiles = _ToTiles.apply(q_TND, plan.queries).split(plan.queries.sizes)
+    k_tiles, v_tiles = (_ToTiles.apply(x, plan.keys).split(plan.keys.sizes) for x in (k_TMD, v_TMD))
     out = []
     for tile, *qkv in zip(plan.tiles, q_tiles, k_tiles, v_tiles, strict=True):
-        q, k, v = (x.view(tile.examples, plan.heads, -1, size) for x in qkv)
+        q, k, v = (x.view(tile.examples, plan.keys.heads, -1, size) for x in qkv)
         bias = None if tile.bias_E11S is None else tile.bias_E11S.to(q.dtype)
         unseen = tile.hidden(visibility, q.device)
         if unseen is not None:
+            if plan.group > 1:
+                unseen = unseen.repeat(1, 1, plan.group, 1)
             # -inf would give NaN, in gradients too, for a query that sees no key
             lowest_E1SS = q.new_zeros(unseen.shape).masked_fill_(unseen, torch.finfo(q.dtype).min)
             bias = lowest_E1SS if bias is None else lowest_E1SS + bias
@@ -329,58 +367,39 @@ def tile_attention(
 
 class _ToTiles(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TND: Tensor, plan: TilePlan) -> Tensor:
-        ctx.plan, ctx.shape = plan, x_TND.shape
-        return to_tiles(x_TND, plan)
+    def forward(ctx: Any, x: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        return to_tiles(x, layout)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, None]:
-        return from_tiles(grad_PD, ctx.plan), None
-
-
-class _ToKeyTiles(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_TND: Tensor, plan: TilePlan) -> Tensor:
-        ctx.plan, ctx.shape = plan, x_TND.shape
-        return to_key_tiles(x_TND, plan)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, None]:
-        return from_key_tiles(grad_PD, ctx.plan), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return from_tiles(grad, ctx.layout), None
 
 
 class _FromTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_PD: Tensor, plan: TilePlan) -> Tensor:
         ctx.plan = plan
-        return from_tiles(x_PD, plan)
+        return from_tiles(x_PD, plan.queries)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TND: Tensor) -> tuple[Tensor, None]:
-        return to_tiles(grad_TND, ctx.plan).index_fill_(0, ctx.plan.padding, 0.0), None
+        return to_tiles(grad_TND, ctx.plan.queries).index_fill_(0, ctx.plan.padding, 0.0), None
 
 
-def to_tiles(x_TND: Tensor, plan: TilePlan) -> Tensor:
-    """Gather the rows of all tiles, (P, D); padding repeats its example's last token."""
-    return x_TND.reshape(-1, x_TND.shape[-1]).index_select(0, plan.gather_P)
+def to_tiles(x: Tensor, layout: Layout) -> Tensor:
+    """Gather the rows of all tiles, (rows, D), from packed ones, (T, heads, D); padding repeats its example's last
+    token."""
+    return x.reshape(-1, x.shape[-1]).index_select(0, layout.gather)
 
 
-def from_tiles(x_PD: Tensor, plan: TilePlan) -> Tensor:
-    """Gather the rows of tokens, (T, N, D), from those of all tiles."""
-    return x_PD.index_select(0, plan.scatter_TN).view(-1, plan.heads, x_PD.shape[-1])
-
-
-def to_key_tiles(x_TND: Tensor, plan: TilePlan) -> Tensor:
-    """Gather the rows of the keys of all tiles, (rows, D)."""
-    return x_TND.reshape(-1, x_TND.shape[-1]).index_select(0, plan.keys_P)
-
-
-def from_key_tiles(grad_PD: Tensor, plan: TilePlan) -> Tensor:
-    """Sum the gradients of the keys of all tiles by token, (T, N, D); those of hidden and padded keys are 0."""
-    if plan.keys_P is plan.gather_P:
-        return from_tiles(grad_PD, plan)
-    summed = grad_PD.new_zeros(len(plan.scatter_TN), grad_PD.shape[-1]).index_add_(0, plan.keys_P, grad_PD)
-    return summed.view(-1, plan.heads, grad_PD.shape[-1])
+def from_tiles(x: Tensor, layout: Layout) -> Tensor:
+    """Gather packed rows, (T, heads, D), from those of all tiles, (rows, D). Those in several tiles are summed, as the
+    gradients of keys are; padded keys and those that no query sees have 0."""
+    if layout.scatter is None:
+        packed = x.new_zeros(layout.packed, x.shape[-1]).index_add_(0, layout.gather, x)
+    else:
+        packed = x.index_select(0, layout.scatter)
+    return packed.view(-1, layout.heads, x.shape[-1])

@@ -68,7 +68,7 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     def counted(*arguments: object) -> attention_tiles.TilePlan:
         plan = planned(*arguments)
-        made.append((int(str(arguments[-1])), sum(t.examples * t.length * t.keys for t in plan.tiles)))
+        made.append((int(str(arguments[4])), sum(t.examples * t.length * t.keys for t in plan.tiles)))
         return plan
 
     attention._plan.cache_clear()

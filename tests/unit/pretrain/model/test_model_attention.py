@@ -12,6 +12,7 @@ from data_pipeline.errors import UserError
 from pretrain.model.attention import Packing, attend, choose_backend
 from pretrain.model.attention_tiles import (
     CAUSAL,
+    FULL,
     Visibility,
     _cut,
     keys_of_block,
@@ -165,25 +166,59 @@ def test_gradient_of_a_window_by_finite_differences_with_dropout() -> None:
     assert torch.autograd.gradcheck(attention, draw(lengths, heads=1, size=1))
 
 
-def test_heads_of_keys_serve_several_queries() -> None:
-    lengths = [4, 9]
-    q, k, v = draw(lengths, heads=4)
-    grouped = attend(q, k[:, :2], v[:, :2], Packing.of(lengths))
-    k, v = (torch.stack([x[:, i // 2] for i in range(4)], 1) for x in (k, v))
-    torch.testing.assert_close(grouped, attend(q, k, v, Packing.of(lengths)), rtol=0, atol=1e-13)
+@pytest.mark.parametrize("lengths", [[4, 9], [38, 3, 200]])
+@pytest.mark.parametrize("kind", ["", "causal", "window", "ranks", "strict ranks"])
+@pytest.mark.parametrize("backend", ["cpu", "dense"])
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_heads_of_keys_serve_several_queries(
+    key_heads: int, backend: str, kind: str, lengths: list[int]
+) -> None:
+    """As if each key and value stood there once for each query that reads it: results, and gradients summed."""
+    q, k, v = draw(lengths, heads=6)
+    k, v = (x.detach()[:, :key_heads].clone().requires_grad_() for x in (k, v))
+    visibility = limited(kind, lengths) if kind else FULL
+    weights = torch.randn(q.shape, dtype=torch.float64)
+
+    def attention(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if backend == "cpu":
+            return attend(q, k, v, Packing.of(lengths), visibility=visibility)
+        plan = plan_tiles(lengths, 6, q.device, window=visibility.window, key_heads=k.shape[1])
+        return tile_attention(q, k, v, plan, 0.0, visibility)
+
+    repeated = (torch.stack([x[:, i * key_heads // 6] for i in range(6)], 1) for x in (k, v))
+    grouped, expanded = attention(k, v), attention(*repeated)
+    torch.testing.assert_close(grouped, expanded, rtol=0, atol=1e-13)
+    gradients = [torch.autograd.grad((out * weights).sum(), (q, k, v)) for out in (grouped, expanded)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_the_varlen_kernel_gets_the_window_and_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the meta device, which computes nothing: what the kernel is asked for. torch 2.11's takes no groups."""
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_flash_kernel_gets_keys_that_are_not_repeated(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        torch.ops.aten, "_flash_attention_forward", lambda q, k, *_, **named: asked.append(k.shape[1]) or [q]
+    )
+    q, k = (torch.empty(8, heads, 64, device="meta", dtype=torch.bfloat16) for heads in (4, 2))
+    attend(q, k, k, Packing.of([8], "meta"), dropout)
+    assert asked == [2]
+    with pytest.raises(UserError, match="takes no grouped heads"):
+        attend(q, k, k, Packing.of([8], "meta"), backend="varlen")
+
+
+def test_the_varlen_kernel_gets_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device, which computes nothing: what the kernel is asked for."""
     asked: list[tuple[int, dict]] = []
     monkeypatch.setattr(
         "torch.nn.attention.varlen.varlen_attn",
         lambda q, k, *_, **named: asked.append((k.shape[1], named)) or q,
     )
-    q, k = (torch.empty(8, heads, 64, device="meta", dtype=torch.bfloat16) for heads in (4, 2))
+    q = torch.empty(8, 4, 64, device="meta", dtype=torch.bfloat16)
     packing = Packing.of([8], "meta")
     assert choose_backend(q.device, q.dtype, 64, 0.0, Visibility(window=3)) == "varlen"
-    attend(q, k, k, packing, visibility=Visibility(window=3))
+    attend(q, q, q, packing, visibility=Visibility(window=3))
     attend(q, q, q, packing)
     assert asked == [(4, {"window_size": (3, 3)}), (4, {})]
 
@@ -316,9 +351,11 @@ def test_a_tile_plan_places_every_row_once_and_is_made_once() -> None:
     plan = packing.tiles(3, torch.device("cpu"))
     assert packing.tiles(3, torch.device("cpu")) is plan
     rows = torch.arange(sum(LENGTHS["many"]) * 3)
-    assert torch.equal(plan.gather_P[plan.scatter_TN], rows)
-    assert len(plan.scatter_TN.unique()) == len(rows)
-    assert len(plan.padding) == len(plan.gather_P) - len(rows)
+    gather, scatter = plan.queries.gather, plan.queries.scatter
+    assert scatter is not None
+    assert torch.equal(gather[scatter], rows)
+    assert len(scatter.unique()) == len(rows)
+    assert len(plan.padding) == len(gather) - len(rows)
 
 
 def test_only_tiles_with_padding_have_a_mask() -> None:
@@ -386,8 +423,9 @@ def test_cuda_backends_agree_with_one_at_a_time(backend: str) -> None:
 )
 def test_cuda_windows_and_groups_agree_with_the_cpu(backend: str, causal: bool) -> None:
     lengths, window = [300, 7, 129], Visibility(causal, window=16)
+    key_heads = 4 if backend == "varlen" else 2
     q, k, v = (x.detach().cuda().bfloat16() for x in draw(lengths, heads=4, size=64))
-    qkv = [x.requires_grad_() for x in (q, k[:, :2].contiguous(), v[:, :2].contiguous())]
+    qkv = [x.requires_grad_() for x in (q, k[:, :key_heads].contiguous(), v[:, :key_heads].contiguous())]
     exact = [x.detach().double().cpu().requires_grad_() for x in qkv]
     out = attend(*qkv, Packing.of(lengths, "cuda"), visibility=window, backend=backend)
     expected = attend(*exact, Packing.of(lengths), visibility=window)
