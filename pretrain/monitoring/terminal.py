@@ -419,8 +419,8 @@ class Panel(Lines):
         return words
 
     def _leads(self) -> str:
-        of = leading_prediction(self._headline)
-        return of.at or of.subject
+        prediction = leading_prediction(self._headline)
+        return prediction.at or prediction.subject
 
     def _led(self) -> str:
         return training_scores(self._line, self._headline)

@@ -114,21 +114,21 @@ def _learning(objective: str) -> Section:
         key for one in known for key in (*(f"{term}_loss" for term in one.terms), *one.metrics)
     )
     panels = [*learning_charts(keys, [one.headline for one in known]), PROBE_PANEL]
-    leads = {of.name: of for of in (leading_prediction(one.headline) for one in known)}
-    has_pairs = any(of.labels for of in predictions_in(keys))
+    leads = {one.name: one for one in (leading_prediction(one.headline) for one in known)}
+    has_pairs = any(one.labels for one in predictions_in(keys))
     return Section(LEARNING, _question(list(leads.values()), has_pairs), tuple(panels))
 
 
 def _question(leads: list[Prediction], has_pairs: bool) -> str:
     parts = ["Is it learning?"]
-    for of in leads:
-        if of.words:
+    for prediction in leads:
+        if prediction.words:
             parts.append(
-                f"The held-out {of.label('loss')} must fall below what word frequencies alone give there "
-                f"({HELD_OUT}{of.name}_unigram_loss), and no one answer may be given at more than half of the "
+                f"The held-out {prediction.label('loss')} must fall below what word frequencies alone give there "
+                f"({HELD_OUT}{prediction.name}_unigram_loss), and no one answer may be given at more than half of the "
                 "positions: until then no context has been learnt."
             )
-        if of.is_part:
+        if prediction.is_part:
             parts.append("Losses over all predicted tokens fall by copying the words that stay visible.")
     if has_pairs:
         parts.append("A pair label whose accuracy is 1 while the other's is 0 has not been learnt at all.")

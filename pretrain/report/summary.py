@@ -105,9 +105,9 @@ def _ends(run: RunRecord) -> Iterator[Advice]:
 
 def _broken(run: RunRecord) -> Iterator[Advice]:
     losses = [
-        f"{of.name}_loss"
-        for of in (run.prediction, *predictions_in(run.train))
-        if of == run.prediction or not of.is_part
+        f"{one.name}_loss"
+        for one in (run.prediction, *predictions_in(run.train))
+        if one == run.prediction or not one.is_part
     ]
     trained = {"loss": "the loss", **{key: f"the {metric(key).label}" for key in losses}}
     held_out = {f"{HELD_OUT}{key}": f"the held-out {metric(key).label}" for key in (*losses, "loss")}
@@ -330,7 +330,7 @@ def _steps(run: RunRecord) -> float | None:
 
 
 def _tiles(run: RunRecord) -> list[str]:
-    pairs = [of for of in predictions_in(run.metrics) if of.labels and of != run.prediction]
+    pairs = [one for one in predictions_in(run.metrics) if one.labels and one != run.prediction]
     tiles = [*learning_tiles(run), *(_pair_tile(run, task) for task in pairs)]
     speed = run.final("tokens_per_s")
     if speed is not None:

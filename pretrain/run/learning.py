@@ -159,20 +159,21 @@ def findings(
     return [one for one in candidates if one is not None]
 
 
-def _plateau(of: Prediction, metrics: Mapping[str, Any]) -> Finding | None:
+def _plateau(prediction: Prediction, metrics: Mapping[str, Any]) -> Finding | None:
     """Describe the plateau at which a model knows only word frequencies."""
-    loss, top = (score_of(f"{of.name}_{what}", metrics) for what in ("loss", "top_share"))
+    loss, top = (score_of(f"{prediction.name}_{what}", metrics) for what in ("loss", "top_share"))
     grounds = []
-    if of.words and loss and loss.reference is not None and loss.value >= loss.reference:
+    if prediction.words and loss and loss.reference is not None and loss.value >= loss.reference:
+        where = prediction.at or f"of {prediction.subject}"
         grounds.append(
-            f"{of.at or f'of {of.subject}'} the held-out loss is {loss.text}, not below the {loss.reference_text} that "
-            "word frequencies alone give"
+            f"{where} the held-out loss is {loss.text}, not below the {loss.reference_text} that word frequencies "
+            "alone give"
         )
     if top and top.value > MAX_TOP_SHARE:
-        token = metrics.get(f"{HELD_OUT}{of.name}_top_token")
+        token = metrics.get(f"{HELD_OUT}{prediction.name}_top_token")
         answer = f'"{token}"' if isinstance(token, str) else "the same word"
         grounds.append(
-            f"the model answers {answer} at {top.value:.0%} of the {of.tag or of.subject} positions"
+            f"the model answers {answer} at {top.value:.0%} of the {prediction.tag or prediction.subject} positions"
         )
     if not grounds:
         return None
@@ -258,14 +259,14 @@ def verdict(metrics: Mapping[str, Any], headline: str, problems: Iterable[Findin
     prefix, scores = known_scores(metrics, headline)
     if not scores:
         return ""
-    of = leading_prediction(headline)
-    loss = next((one for one in scores if one.metric.key == f"{of.name}_loss"), None)
-    if not prefix or not of.words or loss is None:
+    prediction = leading_prediction(headline)
+    loss = next((one for one in scores if one.metric.key == f"{prediction.name}_loss"), None)
+    if not prefix or not prediction.words or loss is None:
         first = next((one for one in scores if one.metric.key == headline), scores[0])
         name, unit = first.metric.label, f" {first.metric.unit}" if first.metric.unit else ""
         subject = f"On text it has not seen, its {name}" if prefix else f"The {name} in training"
         return f"{subject} is {first.text}{unit}. {caveat_of(first, headline)}".strip()
-    words = f"{title_of(of.at)} in text it has not seen, its loss is {loss.text} nats, "
+    words = f"{title_of(prediction.at)} in text it has not seen, its loss is {loss.text} nats, "
     words += f"a perplexity of {perplexity(loss.value)}"
     if loss.reference is None:
         return f"{words}."
@@ -280,7 +281,7 @@ def verdict(metrics: Mapping[str, Any], headline: str, problems: Iterable[Findin
 def caveat_of(score: Score, headline: str) -> str:
     """Return what keeps a score from showing that anything was learnt: the value of a guess, or, of another metric than
     the headline, what it is no measure of."""
-    of = score.metric.prediction
+    prediction = score.metric.prediction
     if score.metric.baseline == GUESS:
         return score.sentence
-    return of.caveat if of and score.metric.key != headline else ""
+    return prediction.caveat if prediction and score.metric.key != headline else ""

@@ -223,22 +223,28 @@ class Metric(NamedTuple):
     @property
     def baseline(self) -> Baseline | None:
         """What its value is compared with on held-out text; None if with nothing."""
-        of = self.prediction
+        prediction = self.prediction
         if self.measure == "auc":
             return GUESS
-        if of is None or self.pair_label:
+        if prediction is None or self.pair_label:
             return None
         if self.measure == "accuracy":
             answer = (
-                "most frequent token" if of.words else "commoner label" if of.labels else "commonest answer"
+                "most frequent token"
+                if prediction.words
+                else "commoner label"
+                if prediction.labels
+                else "commonest answer"
             )
-            return _majority(of.name, answer)
-        if self.measure in ("loss", "perplexity") and of.words:
-            return _unigram_loss(of.name)
-        if self.measure == "loss" and len(of.labels) == 2:
+            return _majority(prediction.name, answer)
+        if self.measure in ("loss", "perplexity") and prediction.words:
+            return _unigram_loss(prediction.name)
+        if self.measure == "loss" and len(prediction.labels) == 2:
             title = "label frequencies alone"
             sentence = f"{title_of(title)} give {{}}."
-            return Baseline(f"{of.name}_majority", "label frequencies", title, sentence, _label_entropy)
+            return Baseline(
+                f"{prediction.name}_majority", "label frequencies", title, sentence, _label_entropy
+            )
         return None
 
     def worded(self, value: Any) -> str:
@@ -276,8 +282,8 @@ def metric(key: str) -> Metric:
     match = _KEY.fullmatch(name)
     if not match or len(key) > LONGEST_KEY:
         return Metric(name, name.replace("_", " "))
-    of, measure, pair_label = match.groups()
-    prediction = PREDICTIONS.get(of, Prediction(of))
+    name_of_prediction, measure, pair_label = match.groups()
+    prediction = PREDICTIONS.get(name_of_prediction, Prediction(name_of_prediction))
     known = MEASURES.get(measure, Measure(measure, nats if "loss" in measure else percent))
     label = prediction.label(known.label or measure.replace("_", " "))
     better = known.lower_is_better if measure in MEASURES else None
@@ -318,10 +324,10 @@ def leads_alone(headline: str) -> bool:
 
 def predictions_in(keys: Iterable[str]) -> list[Prediction]:
     """List the predictions of the metrics with these keys: known ones first, then the others in order."""
-    of = {m.prediction.name: m.prediction for m in map(metric, keys)
-          if m.prediction and m.measure in ("loss", "accuracy")}  # fmt: skip
-    return [p for p in PREDICTIONS.values() if p.name in of] + [
-        p for name, p in of.items() if name not in PREDICTIONS
+    known = {m.prediction.name: m.prediction for m in map(metric, keys)
+             if m.prediction and m.measure in ("loss", "accuracy")}  # fmt: skip
+    return [p for p in PREDICTIONS.values() if p.name in known] + [
+        p for name, p in known.items() if name not in PREDICTIONS
     ]
 
 
@@ -389,13 +395,15 @@ class Score(NamedTuple):
 def leading(metrics: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = HEADLINE) -> list[Score]:
     """Return the known scores: the headline, the measures that are shown of its prediction, then the pairs. `prefix`:
     empty for training metrics, which have no baselines. `headline`: the objective's."""
-    of = leading_prediction(headline)
+    prediction = leading_prediction(headline)
     keys = [
-        f"{of.name}_{one.name}" for one in MEASURES.values() if one.leads and (of.words or not one.of_words)
+        f"{prediction.name}_{one.name}"
+        for one in MEASURES.values()
+        if one.leads and (prediction.words or not one.of_words)
     ]
     if leads_alone(headline):
         keys.insert(0, headline)
-    keys += [f"{pairs.name}_accuracy" for pairs in pair_tasks(metrics, prefix) if pairs != of]
+    keys += [f"{pairs.name}_accuracy" for pairs in pair_tasks(metrics, prefix) if pairs != prediction]
     scores = (score_of(key, metrics, prefix) for key in keys)
     return [score for score in scores if score is not None]
 
@@ -437,12 +445,12 @@ def secondary(metrics: Mapping[str, Any], headline: str = HEADLINE) -> list[tupl
     """Return (name, scores) on held-out text of the positions that show a word, of all predicted ones, of other
     predictions, and of the total loss."""
     rows = []
-    for of in predictions_in(metrics):
-        if of == leading_prediction(headline) or of.labels:
+    for prediction in predictions_in(metrics):
+        if prediction == leading_prediction(headline) or prediction.labels:
             continue
-        scores = (score_of(f"{of.name}_{what}", metrics) for what in ("loss", "accuracy"))
+        scores = (score_of(f"{prediction.name}_{what}", metrics) for what in ("loss", "accuracy"))
         if words := ", ".join(f"{one.metric.measure} {one.text}" for one in scores if one):
-            rows.append((of.secondary or of.subject, words))
+            rows.append((prediction.secondary or prediction.subject, words))
     if total := score_of("loss", metrics):
         rows.append((f"loss that is minimised, {sum_of(metrics)}", total.text))
     return rows
@@ -532,46 +540,48 @@ def learning_charts(logged: Iterable[str], headlines: Sequence[str]) -> list[Cha
     """Return the charts of what objectives with these metrics learn: of the headlines, of pairs, of what copying could
     achieve, of the other predictions, and of the total loss."""
     keys = list(dict.fromkeys(key.removeprefix(HELD_OUT) for key in logged))
-    leads = {of.name: of for of in map(leading_prediction, headlines)}
-    others = [of for of in predictions_in(keys) if of.name not in leads]
+    leads = {prediction.name: prediction for prediction in map(leading_prediction, headlines)}
+    others = [prediction for prediction in predictions_in(keys) if prediction.name not in leads]
     alone = [key for key in dict.fromkeys(headlines) if leads_alone(key)]
     charts = [_over_steps(key, "What the objective leads with.", id="headline") for key in alone]
-    for of in leads.values():
-        charts += _of_prediction(of, set(keys).difference(alone), leads=True)
-    for of in others:
-        charts += _of_pairs(of) if of.labels else []
-    if parts := [of for of in others if of.is_part]:
+    for prediction in leads.values():
+        charts += _of_prediction(prediction, set(keys).difference(alone), leads=True)
+    for prediction in others:
+        charts += _of_pairs(prediction) if prediction.labels else []
+    if parts := [prediction for prediction in others if prediction.is_part]:
         charts += _where_a_word_is_shown(parts)
-    for of in others:
-        charts += [] if of.is_part or of.labels else _of_prediction(of, keys, leads=False)
+    for prediction in others:
+        charts += (
+            [] if prediction.is_part or prediction.labels else _of_prediction(prediction, keys, leads=False)
+        )
     if " + " in (terms := sum_of(keys)):
         charts.append(_over_steps("loss", f"The sum that is minimised: {terms}."))
     return charts
 
 
-def _of_prediction(of: Prediction, keys: Collection[str], *, leads: bool) -> list[Chart]:
+def _of_prediction(prediction: Prediction, keys: Collection[str], *, leads: bool) -> list[Chart]:
     """Return a chart of each of its measures; those of words are derived from others, and not among the keys."""
     charts = []
     for measure in MEASURES.values():
-        key = f"{of.name}_{measure.name}"
-        if not (leads and of.words) if measure.of_words else key not in keys:
+        key = f"{prediction.name}_{measure.name}"
+        if not (leads and prediction.words) if measure.of_words else key not in keys:
             continue
         chart = _over_steps(key)
-        if of.words and measure.name == "loss":
-            where = of.at if of.at.startswith("at ") else f"of {of.subject}"
+        if prediction.words and measure.name == "loss":
+            where = prediction.at if prediction.at.startswith("at ") else f"of {prediction.subject}"
             about = f"Nats a token predicted {where}; lower is better."
             chart = chart._replace(
                 about=f"{about} Above the dashed line no context has been learnt.", wide=leads
             )
         elif not leads:
-            chart = chart._replace(about=f"{chart.about} {of.caveat}".strip(), baseline=None)
+            chart = chart._replace(about=f"{chart.about} {prediction.caveat}".strip(), baseline=None)
         charts.append(chart)
     return charts
 
 
-def _of_pairs(of: Prediction) -> list[Chart]:
+def _of_pairs(prediction: Prediction) -> list[Chart]:
     """Return the charts of a pair task, with a curve for each label."""
-    last, charts = label_title(of.labels[-1]), []
+    last, charts = label_title(prediction.labels[-1]), []
     for what, about in (
         (
             "loss",
@@ -579,18 +589,18 @@ def _of_pairs(of: Prediction) -> list[Chart]:
         ),
         ("accuracy", "Share of pairs judged right."),
     ):
-        key = f"{of.name}_{what}"
+        key = f"{prediction.name}_{what}"
         train, held_out = (
             tuple(
                 Curve(f"{prefix}{key}_{label}", label_title(label), 3 + i)
-                for i, label in enumerate(of.labels)
+                for i, label in enumerate(prediction.labels)
             )
             for prefix in ("", HELD_OUT)
         )
         both, title = _both(key), title_of(metric(key).label)
         charts += [
             _over_steps(key, about, title=f"{title}, by pair label", curves=(both[0], *train, both[1]), zero=False),
-            _over_steps(key, "On held-out text.", id=f"held-out-{of.name}-{what}", curves=held_out, zero=False,
+            _over_steps(key, "On held-out text.", id=f"held-out-{prediction.name}-{what}", curves=held_out, zero=False,
                         title=f"Held-out {metric(key).label}, by pair label"),
         ]  # fmt: skip
     return charts
@@ -605,8 +615,8 @@ def _where_a_word_is_shown(parts: list[Prediction]) -> list[Chart]:
         ("loss", "Nats a token, of words that are kept and of positions that show a random one."),
     ):  # fmt: skip
         curves = tuple(
-            Curve(f"{prefix}{of.name}_{what}", f"{of.name}, {split}", 3 + i)
-            for i, of in enumerate(parts)
+            Curve(f"{prefix}{prediction.name}_{what}", f"{prediction.name}, {split}", 3 + i)
+            for i, prediction in enumerate(parts)
             for split, prefix in (("train", ""), ("held-out", HELD_OUT))
         )
         title = f"{title_of(what)} where a word is shown"

@@ -231,9 +231,11 @@ class Measured:
 
 def word_losses(figures: dict[str, Any]) -> tuple[float | None, float | None]:
     """Return the loss of the first prediction of words that has one, at [MASK] before others, and the unigram's."""
-    for of in PREDICTIONS.values():
-        loss, unigram = (figures.get(f"{HELD_OUT}{of.name}_{what}") for what in ("loss", "unigram_loss"))
-        if of.words and loss is not None:
+    for prediction in PREDICTIONS.values():
+        loss, unigram = (
+            figures.get(f"{HELD_OUT}{prediction.name}_{what}") for what in ("loss", "unigram_loss")
+        )
+        if prediction.words and loss is not None:
             return loss, unigram
     return None, None
 
