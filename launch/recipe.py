@@ -136,7 +136,7 @@ def parse_override(override: str) -> dict[str, Any]:
     return parsed
 
 
-_told: set[tuple[str, str]] = set()
+_announced: set[tuple[str, str]] = set()
 """Old names with where they were."""
 
 
@@ -146,9 +146,9 @@ def present_names(values: Any, where: str) -> Any:
     names."""
     values, old_names = with_new_names(values, where)
     for old in old_names:
-        if (old, where) not in _told and first_rank() and SUPERVISOR not in os.environ:
+        if (old, where) not in _announced and first_rank() and SUPERVISOR not in os.environ:
             print(printable(f"maskmill: {where}: {old} is now {RENAMED[old]}"), file=sys.stderr)
-        _told.add((old, where))
+        _announced.add((old, where))
     return values
 
 

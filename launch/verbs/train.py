@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from launch import completion
 from launch.app import Overrides, Recipe, app, console, errors, say, say_json
 from launch.progress import waiting
-from pretrain.distributed.launch_env import first_rank
+from pretrain.distributed.launch_env import first_rank, is_launched
 
 if TYPE_CHECKING:
     from pretrain.config.settings import RunConfig
@@ -73,8 +73,6 @@ def start_training(config: "RunConfig", recipe: str, overrides: list[str], argum
             from pretrain.preflight.check_run import check_sources
 
             check_sources(config)
-        from pretrain.distributed.launch_env import is_launched
-
         launched = is_launched()
         if not launched:
             from pretrain.training.before_ranks import check_start

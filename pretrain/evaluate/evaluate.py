@@ -132,13 +132,13 @@ class Evaluation:
         """Return whether all is there that is kept of a part beside its scores."""
         if self.task in UNTRAINED or not part.encoder.pretrained:
             return True
-        wanted = {self._saved(part.seed): self.save, self._said(part.seed): self.predictions}
+        wanted = {self._saved(part.seed): self.save, self._predictions(part.seed): self.predictions}
         return all(folder.is_dir() for folder, is_wanted in wanted.items() if is_wanted)
 
     def _saved(self, seed: int) -> Path:
         return seed_file(self.out, self.name, seed, pretrained=True).with_suffix("")
 
-    def _said(self, seed: int) -> Path:
+    def _predictions(self, seed: int) -> Path:
         return predictions_folder(self.out, self.name, seed)
 
     def known_by(self, part: Part) -> dict[str, Any]:
@@ -212,9 +212,9 @@ class Evaluation:
         """Fine-tune with one seed, score every split, and keep what is wanted. `is_again`: what an earlier call kept
         beside the same scores is replaced, too."""
         task, name = FINE_TUNED[self.task], self._doing(part, part.seed)
-        saved, said = self._saved(part.seed), self._said(part.seed)
+        saved, predictions = self._saved(part.seed), self._predictions(part.seed)
         saves = self.save or (is_again and saved.is_dir())
-        predicts = part.encoder.pretrained and (self.predictions or (is_again and said.is_dir()))
+        predicts = part.encoder.pretrained and (self.predictions or (is_again and predictions.is_dir()))
         run = SeedRun(name, task, self._data, part.encoder, self.settings, part.seed, progress, predicts)
         model: Any  # of transformers, or a head of its own with the same method
         model, result = run.run()
@@ -225,7 +225,7 @@ class Evaluation:
                     model.save_pretrained(partial)
                     part.encoder.tokenizer.save_pretrained(partial)
             if predicts:
-                write_predictions(said, run.said)
+                write_predictions(predictions, run.predictions)
         return result
 
     def _doing(self, part: Part, seed: int) -> str:

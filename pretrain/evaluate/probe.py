@@ -129,8 +129,8 @@ class ProbeTask:
         torch's generators are left as they were."""
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices):
-            found, trivial, headline = self._blimp(encoder) if self.name == BLIMP else self._linear(encoder)
-        return {f"{self.name}_{headline}": found, f"{self.name}_trivial": trivial}
+            score, baseline, headline = self._blimp(encoder) if self.name == BLIMP else self._linear(encoder)
+        return {f"{self.name}_{headline}": score, f"{self.name}_trivial": baseline}
 
     def _blimp(self, encoder: Encoder) -> tuple[float, float, str]:
         task, data = UNTRAINED[BLIMP], self.data
@@ -157,7 +157,7 @@ class ProbeTask:
         ]
         found = task.score(ModelAnswers(scored.items, others, answers, data))
         headline = task.headline_of(data)
-        return found[headline], task.trivial(scored, data)[headline], headline
+        return found[headline], task.baseline(scored, data)[headline], headline
 
 
 class VectorReader:

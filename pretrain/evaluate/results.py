@@ -241,7 +241,7 @@ def trained_facts(
         *constant_notes(scores),
         *constant_notes(floor, "not pretrained, "),
     ]
-    return Facts(details, {split.name: task.trivial(split, data) for split in data.scored}, notes)
+    return Facts(details, {split.name: task.baseline(split, data) for split in data.scored}, notes)
 
 
 def untrained_facts(material: Material, found: dict[str, Any]) -> Facts:

@@ -205,10 +205,10 @@ class SeedRun:
     seed: int
     progress: ShowProgress
     predicts: bool = False
-    """Whether `said` is wanted."""
-    said: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Whether `predictions` are wanted."""
+    predictions: dict[str, dict[str, str]] = field(default_factory=dict)
     """After `run`: split -> file -> content, what the scored model says of each example."""
-    remarks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     """After `run`: how a finished model's outputs are read, and what its answers let suspect of that."""
     constant: dict[str, bool] = field(default_factory=dict)
     """Of each split that was scored last: whether all predictions are the same."""
@@ -257,7 +257,7 @@ class SeedRun:
             "last_losses": best.trained.losses[-10:],
             "trained_examples": examples.trained,
             "cut_inputs": {split: self.task.count_cut(found) for split, found in features.items()},
-            "reading": [*self.data.reading, *self.remarks],
+            "reading": [*self.data.reading, *self.notes],
             "constant": [split for split, is_constant in self.constant.items() if is_constant],
         }
 
@@ -367,10 +367,10 @@ class SeedRun:
         # large: of a parser some megabytes a sentence, so not kept
         answered = ModelAnswers(split.items, features, tuner.answers(features, advance), data)
         self.constant[split.name] = self.task.is_constant(answered)
-        if remark := self.task.remark(answered):
-            self.remarks.append(f"{split.name}: {remark}")
+        if note := self.task.note(answered):
+            self.notes.append(f"{split.name}: {note}")
         if predicts:
-            self.said[split.name] = self.task.predictions(answered)
+            self.predictions[split.name] = self.task.predictions(answered)
         return self.task.score(answered)
 
 

@@ -150,7 +150,7 @@ class AttentionTask(Untrained):
         for examples in held_out_batches(index, chosen, separators, BATCH_TOKENS):
             found.add(examples)
             inputs.on_progress(len(examples))
-        return {"scores": found.scores(), "trivial": found.trivial(), **found.details()}
+        return {"scores": found.scores(), "trivial": found.baseline(), **found.details()}
 
 
 class _Found:
@@ -266,7 +266,7 @@ class _Found:
             found |= _named("blocked_nsp_accuracy", right[1:] - right[0])
         return found
 
-    def trivial(self) -> Scores:
+    def baseline(self) -> Scores:
         """Return what attention that is spread evenly gives."""
         return {"sep_attention": float(100 * self.shares[list(SEPARATING)].sum() / self.examples)}
 

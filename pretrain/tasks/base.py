@@ -111,7 +111,7 @@ class Task(ABC):
         """Return file -> content: what the answers say of each item, in the form in which others score it."""
 
     @abstractmethod
-    def trivial(self, split: Split, data: TaskData) -> Scores:
+    def baseline(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best of some answers that need no input, as always the same label."""
 
     def check_encoder(self, encoder: Encoder) -> None:
@@ -170,7 +170,7 @@ class Task(ABC):
         found = read_outputs(names, data.labels, self.name, settings.class_order, where, self.per_token)
         return replace(data, labels=found.labels, reading=found.notes, is_assumed=found.is_assumed)
 
-    def remark(self, answered: ModelAnswers) -> str:
+    def note(self, answered: ModelAnswers) -> str:
         """Return what the answers let suspect of the assumed order of a finished model's outputs; empty for nothing."""
         return ""
 

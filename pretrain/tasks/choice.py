@@ -59,7 +59,7 @@ class Choice(Task):
         """Return a file of the right place and the chosen one, counted from 0; see Task.predictions."""
         return predicted_lines(_gold(answered.items).tolist(), np.stack(answered.answers).argmax(-1).tolist())
 
-    def trivial(self, split: Split, data: TaskData) -> Scores:
+    def baseline(self, split: Split, data: TaskData) -> Scores:
         """Return the accuracy of always the same, most often right, place."""
         gold = _gold(split.items)
         return {"accuracy": metrics.accuracy(gold, np.full_like(gold, np.bincount(gold).argmax()))}

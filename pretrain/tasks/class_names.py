@@ -51,7 +51,7 @@ NAMELESS = re.compile(r"(?:label|class|output)?[_ -]?\d+")
 """How outputs are called that have no name: LABEL_0 is transformers' default."""
 OUTSIDE = "O"
 FEW = 3
-"""Up to how many classes every other order is tried for the remark of `better_order`."""
+"""Up to how many classes every other order is tried for the note of `better_order`."""
 
 
 class Outputs(NamedTuple):
@@ -211,7 +211,7 @@ def _refuse(
 def better_order(
     outputs: Sequence[str], score: Callable[[tuple[str, ...]], float]
 ) -> tuple[tuple[str, ...], float] | None:
-    """Return which order of a few outputs scores more than the assumed one, and what: for a remark, since scored
+    """Return which order of a few outputs scores more than the assumed one, and what: for a note, since scored
     examples choose nothing. None where none does, or there are many classes. `score`: returns an order's metric."""
     if not 1 < len(outputs) <= FEW:
         return None

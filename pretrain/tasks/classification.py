@@ -255,8 +255,8 @@ class Classification(Task):
         """Return whether several texts have one and the same prediction; see Task.is_constant."""
         return len(answered.answers) > 1 and not np.ptp(_predicted(answered))
 
-    def remark(self, answered: ModelAnswers) -> str:
-        """Return which order of the outputs scores more than the assumed one, if one does; see Task.remark."""
+    def note(self, answered: ModelAnswers) -> str:
+        """Return which order of the outputs scores more than the assumed one, if one does; see Task.note."""
         data = answered.data
         if not data.is_assumed:
             return ""
@@ -272,7 +272,7 @@ class Classification(Task):
             f"read as {', '.join(order)}, they have {headline} {found:.1f}: class_order=[{','.join(order)}]"
         )
 
-    def trivial(self, split: Split, data: TaskData) -> Scores:
+    def baseline(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best that always the same label has, which for F1 is not always the commonest one;
         those of the mean where it is a number."""
         gold = _gold(split.items, data)

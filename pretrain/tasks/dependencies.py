@@ -273,7 +273,7 @@ class Dependencies(Task):
         """Return the file with predicted columns that the official scorer reads; see Task.predictions."""
         return {"predictions.conllu": "".join(_sentences(answered))}
 
-    def trivial(self, split: Split, data: TaskData) -> Scores:
+    def baseline(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best of two answers: all words hang on the one before, or all on the one after,
         each with the commonest label of training, or, where nothing is trained, of the scored sentences themselves; a
         word's lemma is what the commonest rule makes of it."""

@@ -199,7 +199,7 @@ class HeldOut(Untrained):
         for examples in held_out_batches(index, chosen, separators, tokens_per_pass(device)):
             found.add(model, examples)
             inputs.on_progress(len(examples))
-        return {"scores": found.scores(), "trivial": found.trivial(), "cells": found.cells()}
+        return {"scores": found.scores(), "trivial": found.baseline(), "cells": found.cells()}
 
 
 class _Sums:
@@ -269,7 +269,7 @@ class _Sums:
                 found |= _mean(self.task.name, self.pairs[:, n], f"_{label}")
         return found
 
-    def trivial(self) -> Scores:
+    def baseline(self) -> Scores:
         """Return what frequencies alone give."""
         known = unigram("mask", self.words)
         found = {"mask_loss": known["mask_unigram_loss"], "mask_accuracy": 100 * known["mask_majority"]}

@@ -463,7 +463,7 @@ class Questions(Task):
         pairs = zip(answered.items, found, strict=True)
         return [candidate(item.context, of_item, count) for item, of_item in pairs]
 
-    def trivial(self, split: Split, data: TaskData) -> Scores:
+    def baseline(self, split: Split, data: TaskData) -> Scores:
         """Return the scores of never an answer."""
         return means(split.items, [""] * len(split.items))
 

@@ -165,7 +165,7 @@ class Tagging(Task):
         ]
         return {"predictions.conll": "\n".join(sentences)}
 
-    def trivial(self, split: Split, data: TaskData) -> Scores:
+    def baseline(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best of no entity at all, and of every word being one of always the same type."""
         gold = [list(sentence.tags) for sentence in split.items]
         beginnings = [tag for tag in data.labels if tag.startswith("B-")]

@@ -37,7 +37,7 @@ def lines(where: object) -> list[str]:
 def test_an_old_name_is_the_new_setting_and_the_line_says_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.recipe._told", set())
+    monkeypatch.setattr("launch.recipe._announced", set())
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(yaml.safe_dump({"extends": "demo"} | nested(VALUES)))
     overrides = [f"{key}={value}" for key, value in VALUES.items()]

@@ -101,7 +101,7 @@ def test_f1_is_of_duplicates_whatever_their_id(task_model: Callable[..., Path], 
             {"f1": 200 / 3, "accuracy": 75}
         )
         split = replace(data.scored[0], items=items)
-        assert task.trivial(split, one) == pytest.approx({"f1": 200 / 3, "accuracy": 50})
+        assert task.baseline(split, one) == pytest.approx({"f1": 200 / 3, "accuracy": 50})
 
 
 def test_classes_without_names_are_in_the_usual_order_which_the_result_says(

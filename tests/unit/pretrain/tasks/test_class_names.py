@@ -180,16 +180,16 @@ def test_a_better_order_is_remarked_and_not_taken(tmp_path: Path) -> None:
     answers = [np.eye(3)[i] for i in (0, 1, 2, 2)]  # in the order contradiction, entailment, neutral
     assumed = task.with_outputs(data, ["LABEL_0", "LABEL_1", "LABEL_2"], settings, MODEL)
     assert task.score(ModelAnswers(items, [], answers, assumed)) == {"accuracy": 0}
-    assert task.remark(ModelAnswers(items, [], answers, assumed)) == (
+    assert task.note(ModelAnswers(items, [], answers, assumed)) == (
         "read as contradiction, entailment, neutral, they have accuracy 100.0:"
         " class_order=[contradiction,entailment,neutral]"
     )
     stated = replace(settings, class_order=["contradiction", "entailment", "neutral"])
     found = task.with_outputs(data, ["LABEL_0", "LABEL_1", "LABEL_2"], stated, MODEL)
     assert task.score(ModelAnswers(items, [], answers, found)) == {"accuracy": 100}
-    assert task.remark(ModelAnswers(items, [], answers, found)) == ""
+    assert task.note(ModelAnswers(items, [], answers, found)) == ""
     right = [np.eye(3)[i] for i in (2, 0, 1, 1)]
-    assert task.remark(ModelAnswers(items, [], right, assumed)) == ""
+    assert task.note(ModelAnswers(items, [], right, assumed)) == ""
 
 
 @pytest.mark.parametrize("task", ["stsb", "swag", "squad1"])

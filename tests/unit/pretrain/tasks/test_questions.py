@@ -87,7 +87,7 @@ def test_a_file_is_scored_as_2_0_where_a_question_has_no_answer() -> None:
     none = Question("2", "?", "the dogs", ())
     for items, f1 in (([empty], 0), ([empty, none], 100)):
         split = Split("dev", items)
-        assert TASK.trivial(split, TaskData(split, (split,))) == {"exact": 100, "f1": f1}
+        assert TASK.baseline(split, TaskData(split, (split,))) == {"exact": 100, "f1": f1}
 
 
 @given(
@@ -265,7 +265,7 @@ def test_an_answer_that_is_not_in_its_place_is_skipped_and_counted(tmp_path: Pat
         "none is left out where it is scored"
     )
     assert "1 questions skipped" in data.notes[0]
-    assert TASK.trivial(data.scored[0], data) == {
+    assert TASK.baseline(data.scored[0], data) == {
         "f1": pytest.approx(100 / 3),
         "exact": pytest.approx(100 / 3),
     }

@@ -28,7 +28,7 @@ def test_official_files_are_read(task: str, tmp_path: Path) -> None:
     assert all(split.items for split in data.scored)
     assert set(data.files) == set(FILES[task])
     for split in data.scored:
-        trivial = FINE_TUNED[task].trivial(split, data)
+        trivial = FINE_TUNED[task].baseline(split, data)
         assert FINE_TUNED[task].headline in trivial
 
 
@@ -97,7 +97,7 @@ def test_of_each_metric_the_best_constant_answer_is_trivial(tmp_path: Path) -> N
     rows = [f"{i}\t1\t2\tWhy?\tHow?\t{int(i < 3)}" for i in range(10)]
     files = {name: [FILES["qqp"]["dev.tsv"][0], *rows] for name in ("train.tsv", "dev.tsv")}
     data = read("qqp", write(tmp_path / "qqp", files))
-    assert FINE_TUNED["qqp"].trivial(data.scored[0], data) == pytest.approx({"f1": 600 / 13, "accuracy": 70})
+    assert FINE_TUNED["qqp"].baseline(data.scored[0], data) == pytest.approx({"f1": 600 / 13, "accuracy": 70})
 
 
 def test_every_word_an_entity_is_a_trivial_answer_too(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_every_word_an_entity_is_a_trivial_answer_too(tmp_path: Path) -> None:
     lines = ["A\tB-X", "b\tO", "c\tO", "d\tO", "", "E\tB-X", "f\tI-X"]
     files = dict.fromkeys(FILES["wnut17"], lines)
     data = read("wnut17", write(tmp_path / "task", files))
-    found = FINE_TUNED["wnut17"].trivial(data.scored[0], data)
+    found = FINE_TUNED["wnut17"].baseline(data.scored[0], data)
     assert found == pytest.approx({"f1": 25, "precision": 100 / 6, "recall": 50})
 
 
@@ -240,7 +240,7 @@ def test_own_files_of_both_kinds_are_scored_side_by_side(tmp_path: Path) -> None
         assert task.score(ModelAnswers(data.scored[0].items, [], said, data)) == pytest.approx(
             dict.fromkeys(names, 100)
         )
-        assert tuple(task.trivial(data.scored[0], data)) == names
+        assert tuple(task.baseline(data.scored[0], data)) == names
 
 
 def test_own_numbers_are_the_same_label_however_they_are_written(tmp_path: Path) -> None:
