@@ -229,8 +229,6 @@ class Footprint:
     streams: int
     open_blocks: int
     """Blocks in the windows of all its streams."""
-    window_examples: int
-    """Examples that are shuffled together."""
     bytes: int
     """Approximate memory of the windows."""
 
@@ -285,9 +283,8 @@ class Shares:
     def footprint(self) -> Footprint:
         """Return what is kept in memory, for the summary before a run."""
         order = self.order
-        items = min(order.window * order.block, order.examples)
         blocks = self._streams * min(order.window, -(-order.examples // order.block))
-        return Footprint(self._streams, blocks, items, self._windows.bytes)
+        return Footprint(self._streams, blocks, self._windows.bytes)
 
 
 class Loader:

@@ -57,7 +57,7 @@ def source_files(settings: DataSettings, passed_over: PassedOver | None = None) 
     passed_over = PassedOver() if passed_over is None else passed_over
     names: dict[str, str] = {}
     uris: set[str] = set()
-    found: list[SourceFile] = []
+    listed: list[SourceFile] = []
     for number, source in enumerate(settings.sources, 1):
         with reading(source):
             files = files_of(source, passed_over, settings.split)
@@ -73,14 +73,14 @@ def source_files(settings: DataSettings, passed_over: PassedOver | None = None) 
                 )
             names[name] = file.uri
             uris.add(file.uri)
-            found.append(replace(file, name=name, source=number - 1))
+            listed.append(replace(file, name=name, source=number - 1))
     if settings.split and not passed_over.has_splits:
         raise UserError(
             f"is {settings.split}, and no source is a folder with splits that Hugging Face `datasets` saved",
             where="data.split",
             remedy="leave it empty",
         )
-    return found
+    return listed
 
 
 def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Document]:

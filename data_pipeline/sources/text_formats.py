@@ -236,25 +236,25 @@ def _runs(file: SourceFile, stream: BufferedReader) -> Iterator[Line]:
 
 def _gaps(block: bytes, at: int) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each run of blank lines in a block; a line begins at `at`."""
-    found = chain(filter(None, [_FIRST_GAP.match(block, at)]), _GAP.finditer(block, at))
-    for begin, end in (gap.span(1) for gap in found):
+    gaps = chain(filter(None, [_FIRST_GAP.match(block, at)]), _GAP.finditer(block, at))
+    for begin, end in (gap.span(1) for gap in gaps):
         if end - begin < BLOCK_BYTES or max(map(len, block[begin:end].split(b"\n"))) < BLOCK_BYTES - 1:
             yield begin, end
 
 
 def _blocks(stream: BufferedReader) -> Iterator[tuple[bytes, bool]]:
     """Read the stream in blocks of about BLOCK_BYTES that end at a line end, or pieces of a longer line; also yield
-    whether the block consists of whole lines."""
-    rest, whole = b"", True
+    whether the block consists of complete lines."""
+    rest, at_line = b"", True
     while more := stream.read(BLOCK_BYTES):
         data = rest + more
-        end = (data.rfind if whole else data.find)(b"\n") + 1
+        end = (data.rfind if at_line else data.find)(b"\n") + 1
         if not end:
             yield data, False
-            rest, whole = b"", False
+            rest, at_line = b"", False
             continue
-        yield data[:end], whole
-        rest, whole = data[end:], True
+        yield data[:end], at_line
+        rest, at_line = data[end:], True
     if rest:
         yield rest, True
 
@@ -263,7 +263,7 @@ def _between_blank_lines(file: SourceFile, runs: Iterator[Line]) -> Iterator[tup
     """Yield documents separated by blank lines: first line and content. A document belongs to the part that owns the
     blank line before it (the first of a file: to the first part), so each part finds its own without reading the
     others."""
-    found, past, owned = 0, False, file.start == 0
+    count, past, owned = 0, False, file.start == 0
 
     def until_blank(text: bytes) -> Iterator[bytes]:
         nonlocal past
@@ -279,9 +279,9 @@ def _between_blank_lines(file: SourceFile, runs: Iterator[Line]) -> Iterator[tup
         if not text:
             owned = True
         elif owned:
-            found += 1
+            count += 1
             document = joined(until_blank(text))
-            if file.owns(found):
+            if file.owns(count):
                 yield number, document
         if past:
             return

@@ -246,22 +246,22 @@ def extracted_pages(file: SourceFile, settings: DataSettings, counts: Counts) ->
 def _pages(
     file: SourceFile, lines: Iterator[Line], settings: DataSettings, counts: Counts
 ) -> Iterator[Record]:
-    found = 0
+    count = 0
     for number, position, line in lines:
         past = 0 <= file.stop <= position
         opening = _DOC.match(line)
         if opening is None:
-            if not line.isspace() and (found or not file.start):
+            if not line.isspace() and (count or not file.start):
                 raise UserError("text outside of <doc> and </doc>", where=f"{file.uri}:{number}")
             if past:
                 return
             continue
         if past:
             return
-        found += 1
+        count += 1
         where = f"{file.uri}:{number}"
         body = b"" if opening[3] else joined(_until_doc_ends(lines, where))
-        if not file.owns(found):
+        if not file.owns(count):
             continue
         try:
             check_length(len(body), where)

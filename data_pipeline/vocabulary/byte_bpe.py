@@ -21,7 +21,6 @@ from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.base import (
     LOWERCASE,
     REMEDY,
-    Cuts,
     Specials,
     Vocabulary,
     bare,
@@ -81,11 +80,6 @@ class ByteBPE(Vocabulary):
         """(size,): whether each piece continues a word, that is, does not start with Ġ."""
         special = {*self.specials}
         return np.array([not t.startswith(WORD) and t not in special for t in self.tokens], np.bool_)
-
-    @property
-    def cuts(self) -> Cuts:
-        """White space only; a word always has a space before it."""
-        return Cuts()
 
     @property
     def strips_accents(self) -> bool:

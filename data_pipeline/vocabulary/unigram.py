@@ -25,7 +25,6 @@ from data_pipeline.vocabulary import byte_bpe
 from data_pipeline.vocabulary.base import (
     LOWERCASE,
     REMEDY,
-    Cuts,
     Specials,
     Vocabulary,
     bare,
@@ -125,11 +124,6 @@ class Unigram(Vocabulary):
         """(size,): whether each piece continues a word, that is, does not start with ▁."""
         special = {*self.specials, *self.controls} - {self.specials.unk}
         return np.array([not t.startswith(WORD) and t not in special for t in self.tokens], np.bool_)
-
-    @property
-    def cuts(self) -> Cuts:
-        """White space only; a word always has a space before it."""
-        return Cuts()
 
     @property
     def strips_accents(self) -> bool:

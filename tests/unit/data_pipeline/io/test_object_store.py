@@ -207,6 +207,37 @@ def test_whole_files_are_hashed_as_patiently(moody: str) -> None:
     assert "missing or changed" in str(tokenizer_problem(index))
 
 
+@pytest.mark.parametrize(
+    ("protocol", "calls"),
+    [
+        ("http", 4),
+        (("http", "https"), 4),
+        ("hf", 4),
+        ("s3", 1),
+        (("s3", "s3a"), 1),
+        (("gcs", "gs"), 1),
+        ("abfs", 1),
+    ],
+)
+def test_one_layer_retries(
+    protocol: str | tuple[str, ...], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either ours or that of the store's client, whose error is one of a file."""
+    monkeypatch.setattr(object_store, "DELAYS", (0.0, 0.0, 0.0))
+    asked = []
+
+    class HTTPClientError(Exception):
+        """As botocore names its own."""
+
+    def ask() -> None:
+        asked.append(1)
+        raise HTTPClientError("the connection broke")
+
+    with pytest.raises(OSError, match="the connection broke"):
+        object_store.with_retries(SimpleNamespace(protocol=protocol), ask)
+    assert len(asked) == calls
+
+
 def test_a_store_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "DELAYS", (0.01,))
     with socket.socket() as unused:

@@ -153,7 +153,6 @@ def test_a_rank_opens_only_its_streams(data: tuple[Index, Examples]) -> None:
     caps = caps_for(index.train, 4, 24)
     assert [Shares(index, order, caps, rank, 4).footprint.streams for rank in range(4)] == [1, 1, 1, 1]
     assert [Shares(index, order, caps, rank, 6).footprint.streams for rank in range(6)] == [1, 2, 1, 1, 2, 1]
-    assert Shares(index, order, caps).footprint.window_examples == index.train.examples
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:
