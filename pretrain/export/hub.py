@@ -25,6 +25,7 @@ from pretrain.huggingface.base import Family
 from pretrain.huggingface.registry import FAMILIES
 from pretrain.run.files import EXPORT, RUN, is_count
 from pretrain.run.folder import model_folders
+from pretrain.run.metrics import metric
 
 # The files of an export that may be uploaded.
 
@@ -196,9 +197,7 @@ def front_matter(
             task_name=TASKS[task],
             dataset_type="held-out",
             dataset_name="held-out documents of the training text",
-            metric_type=next(
-                (kind for kind in ("accuracy", "perplexity", "auc") if key.endswith(kind)), "loss"
-            ),
+            metric_type=metric(key).measure or "loss",
             metric_name=key,
             metric_value=round(value, 4),
         )
