@@ -134,7 +134,10 @@ def test_without_a_cache_that_can_be_written_passes_are_counted(
 # A plan counts what a model remembers of its streams, as large as the tensors that training keeps.
 
 
-MEMORY = ["objective.xlnet.memory_length=16", "train.global_batch=30", "run.dir=unused"]
+MEMORY = [
+    *("objective.xlnet.memory_length=16", "data.order=sequential", "data.streams=0"),
+    *("train.global_batch=30", "run.dir=unused"),
+]
 
 
 def test_a_plan_counts_the_memory_of_a_ranks_streams() -> None:
