@@ -368,8 +368,6 @@ def test_a_lexicon_that_cannot_be_used_is_refused(english, tmp_path, content, sa
         ({"masking": "entity"}, "data.lexicon"),
         ({"masking": "phrase", "languages": ["de"]}, "data.lexicon"),
         ({"masking": "entity", "lexicon": "/nowhere/names.txt"}, "no such file"),
-        ({"masking": "word"}, "data.masking"),
-        ({"mask_replace_prob": 0.9, "random_prob": 0.2}, "data.mask_replace_prob"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(english, wrong, said):
