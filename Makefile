@@ -169,7 +169,7 @@ READERS := build/readers
 	@$(BIN)/python -c 'import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec("torch").origin).parents[1])' > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
 	@touch $@
 
-# prints the table of docs/objectives.md; fails where the newest version reads a family in another way
+# prints the table of docs/reference/objectives.md; fails where the newest version reads a family in another way
 test-transformers: env $(TRANSFORMERS:%=.venv-transformers-%/.ready)
 	@rm -rf $(READERS) && mkdir -p $(READERS)
 	@$(BIN)/python -m tests.readers.exports write $(READERS)/exports

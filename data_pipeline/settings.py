@@ -78,7 +78,7 @@ class DataSettings:
 
     sources: list[str] = setting([])
     """Files, folders, globs or fsspec URIs of plain text, JSON lines, tables or Wikipedia, each also compressed;
-    docs/data.md lists the formats and their suffixes."""
+    docs/guides/data.md lists the formats and their suffixes."""
     split: str = ""
     """Of a folder with splits that Hugging Face `datasets` saved, a DatasetDict, the one to read; empty: train."""
     out: str = ""

@@ -247,7 +247,7 @@ def _changed(config: RunConfig, changes: dict[str, Any], name: str) -> RunConfig
 CPU_TOKENS = 4096
 """Tokens of a micro-batch on CPUs: the size at which training on CPUs was measured (docs/evidence/benchmarks_cpu.md);
 no larger ones were. Memory is no guide: the ranks of a machine share it with all else, and keep what they
-freed (docs/faq.md)."""
+freed (docs/operate/faq.md)."""
 
 
 def rank_shares(config: RunConfig, ranks: int) -> list[int]:

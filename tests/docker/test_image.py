@@ -153,7 +153,7 @@ def test_two_containers_are_as_good_as_one(images: Images, work: Path) -> None:
 
 
 def test_torchrun_starts_the_ranks(images: Images, work: Path) -> None:
-    """As docs/cloud.md does on several machines, here on one."""
+    """As docs/guides/large_machines.md does on several machines, here on one."""
     command = ["--standalone", "--nproc-per-node=2", "--no-python", "maskmill", "train", "demo", *RUN]
     options = [*mounted(work), "--entrypoint=torchrun"]
     images.run(IMAGE, *command, "train.steps=2", "run.dir=torchrun", options=options)

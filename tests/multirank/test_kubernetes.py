@@ -89,7 +89,7 @@ def test_a_pod_has_what_a_run_needs(name: str) -> None:
     assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
     (claim,) = objects("volume.yaml")
     assert volumes[mounts["/work"]]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    assert spec["terminationGracePeriodSeconds"] >= 110, "as long as docs/cloud.md gives docker stop"
+    assert spec["terminationGracePeriodSeconds"] >= 110, "as long as the guide gives docker stop"
     assert float(environment_of(DOCKER / "Dockerfile")["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) > 120
     for probe in ("startupProbe", "livenessProbe"):
         assert found[probe]["exec"]["command"] == ["bash", "/usr/local/share/maskmill/healthcheck.sh"]

@@ -235,7 +235,7 @@ def test_tritons_kernels_step_as_torch_does(cases: Cases, stage: int, optimizer:
 
 
 def test_the_documented_classes_are_those_that_deepspeed_chooses(cases: Cases) -> None:
-    text = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/develop/internals.md").read_text()
     rows = re.findall(r"^\| (\d) \| (\S+) \| (\S+) \|", text, re.MULTILINE)
     fp32, bf16 = ({int(row[0]): row[column] for row in rows} for column in (1, 2))
     first = cases[0]

@@ -1,4 +1,4 @@
-"""docs/adding_a_study.md works as it stands: its file is a study, its commands run it, on a small text."""
+"""docs/develop/study.md works as it stands: its file is a study, its commands run it, on a small text."""
 
 import json
 import re
@@ -17,7 +17,7 @@ pytestmark = [
     ),  # of what training imports
 ]
 
-PAGE = (ROOT / "docs/adding_a_study.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/develop/study.md").read_text(encoding="utf-8")
 BLOCK = re.compile(
     r"^<!-- (?:This block is written to (?P<file>\S+)\.|The commands of this block are run\.) -->\n"
     r"```\w*\n(?P<code>.*?)^```",

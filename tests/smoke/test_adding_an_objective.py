@@ -1,4 +1,4 @@
-"""docs/adding_an_objective.md works as it stands: its changes are made in a copy of the packages, its commands run."""
+"""docs/develop/objective.md works as it stands: its changes are made in a copy of the packages, its commands run."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from tests.command_line import ROOT, environ, write_text
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs/adding_an_objective.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/develop/objective.md").read_text(encoding="utf-8")
 BLOCK = re.compile(
     r"^<!-- (?:This block is the new file (?P<new>\S+)\.|"
     r"This block goes into (?P<into>\S+) after the line `(?P<line>.*?)`\.|"

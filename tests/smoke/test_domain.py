@@ -1,4 +1,4 @@
-"""A published model on other text: docs/domain.md as it stands, and longer texts in phases; transformers loads both."""
+"""A published model on other text: docs/guides/domain.md as it stands, and longer texts in phases."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_page(folder: Path, here: None, maskmill: Maskmill) -> None:
     said = {}
-    for verb, *arguments in commands_of(ROOT / "docs/domain.md", "tests/smoke/test_domain.py"):
+    for verb, *arguments in commands_of(ROOT / "docs/guides/domain.md", "tests/smoke/test_domain.py"):
         settings = TINY if verb in ("prepare", "train") else []
         said[verb, *arguments] = maskmill(verb, *arguments, *settings, cwd=folder).stdout
     [longer] = [text for words, text in said.items() if words[0] == "train" and "run.dir=long/run" in words]

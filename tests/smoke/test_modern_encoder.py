@@ -66,7 +66,8 @@ SMALL = {
 @pytest.mark.slow
 def test_the_commands_of_the_page(here: None, maskmill: Maskmill, tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt", documents=60)
-    commands = commands_of(ROOT / "docs/objectives.md", "tests/smoke/test_modern_encoder.py")
+    pages = [ROOT / "docs" / group / "objectives.md" for group in ("reference", "guides")]
+    commands = [words for page in pages for words in commands_of(page, "tests/smoke/test_modern_encoder.py")]
     assert [verb for verb, *_ in commands] == ["vocab", "prepare", "train", "export", "train", "export"]
     for verb, *arguments in commands:
         own = ["data.sources=text.txt", *SMALL[verb]] if verb in SMALL else []

@@ -12,7 +12,6 @@ import pytest
 
 from tests.command_line import ROOT, Maskmill, write_text
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -31,11 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     write_text(folder / "my_text.txt", documents=60)
     return folder
-
-
-@pytest.fixture(scope="module")
-def blocks_of_readme(folder: Path, maskmill: Maskmill) -> list[str]:
-    return carry_out(ROOT / "README.md", folder, maskmill)
 
 
 def carry_out(page: Path, folder: Path, maskmill: Maskmill) -> list[str]:
@@ -58,14 +52,9 @@ def carry_out(page: Path, folder: Path, maskmill: Maskmill) -> list[str]:
     return commands
 
 
-def test_from_text_to_model(blocks_of_readme: list[str], folder: Path) -> None:
-    assert blocks_of_readme == ["vocab", "prepare", "train", "export", "inspect"]
-    assert (folder / "my" / "model" / "README.md").is_file()
-
-
 @pytest.mark.slow
 def test_the_quickstart(folder: Path, maskmill: Maskmill) -> None:
-    commands = carry_out(ROOT / "docs" / "quickstart.md", folder, maskmill)
+    commands = carry_out(ROOT / "docs/start/quickstart.md", folder, maskmill)
     assert {"plan", "train", "report", "export", "fill", "evaluate", "push"} <= set(commands)
     assert "license: cc0-1.0" in (folder / "mine" / "run" / "export" / "README.md").read_text("utf-8")
 
@@ -77,10 +66,10 @@ def test_no_marked_block_is_overlooked() -> None:
         assert len(MARKED.findall(text)) == len(re.findall(r"<!--.*tests/smoke/test_readme\.py", text)), page
 
 
-def test_the_table_of_verbs_is_the_command_line(maskmill: Maskmill) -> None:
-    listed = set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE))
+def test_the_overview_names_every_verb(maskmill: Maskmill) -> None:
+    overview = (ROOT / "docs/index.md").read_text(encoding="utf-8").partition("## The verbs")[2]
     shown = set(re.findall(r"^  (\w+)  ", maskmill("--help").stdout.split("Commands:")[1], re.MULTILINE))
-    assert listed == shown
+    assert shown <= set(re.findall(r"`(\w+)`", overview))
 
 
 LINK = re.compile(r"!?\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")

@@ -14,15 +14,14 @@ from data_pipeline.records import COLUMNS
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.index import BLOCK_FIELDS, ShardEntry
 from data_pipeline.sources.cleaning import Counts
-from tests.command_line import ROOT, Maskmill, setting
+from tests.command_line import ROOT, Maskmill, setting, write_text
 from tests.factories.encoders import encoder_folder
-from tests.factories.tasks import FILES, write
 
-ELSEWHERE = (
-    "adding_an_objective.md"  # its blocks are files: tests/smoke/test_adding_an_objective.py writes them
-)
-FORMAT = "reference/shard_format.md"
-PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != ELSEWHERE)
+ELSEWHERE = ROOT / "docs/develop/objective.md"
+"""Its blocks are files: tests/smoke/test_adding_an_objective.py writes them."""
+PYTHON = ROOT / "docs/reference/python.md"
+FORMAT, PREPARATION = "reference/shard_format.md", "reference/preparation.md"
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page != ELSEWHERE)
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
@@ -36,11 +35,12 @@ def blocks(page: Path) -> list[tuple[int, str]]:
 def test_python_blocks_run(
     page: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other, in a folder that holds shards, a model and a task."""
-    shutil.copytree(setting(tiny, "data.out"), tmp_path / "shards")
-    shutil.copytree(encoder_folder("bert"), tmp_path / "models" / "bert")
-    (tmp_path / "glue").mkdir()
-    write(tmp_path / "glue" / "RTE", FILES["rte"])
+    """One after the other, in a folder that holds a text, models, and, where the page makes none, shards."""
+    if page == PYTHON:
+        write_text(tmp_path / "my_text.txt", documents=60)
+    else:
+        shutil.copytree(setting(tiny, "data.out"), tmp_path / "shards")
+    shutil.copytree(encoder_folder("bert"), tmp_path / "models" / "base")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for line, code in blocks(page):
@@ -64,8 +64,9 @@ def test_batches_of_python_md_are_of_any_sequences(
     maskmill("prepare", "demo", *tiny, *kind)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for _, code in blocks(ROOT / "docs" / "python.md"):
-        if "Evaluation(" not in code:
+    exec("import maskmill", names)
+    for _, code in blocks(PYTHON):
+        if "maskmill.prepare(" not in code and "maskmill.evaluate(" not in code:
             exec(code, names)
     assert names["batch"]["input_ids"].shape[0] == 4
     assert names["loss"].isfinite()
@@ -105,13 +106,10 @@ def test_the_pages_of_data_name_what_there_is() -> None:
         return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
     deciding = {field.name for field in fields(DataSettings) if field.metadata.get("affects_bytes")}
-    assert first_cells(section("data.md", "What decides the bytes")) == deciding
-    assert first_cells(section("data.md", "Sources and bad text")) == {field.name for field in fields(Counts)}
+    assert first_cells(section(PREPARATION, "What decides the bytes")) == deciding
+    assert first_cells(section(PREPARATION, "Counts of the text")) == {field.name for field in fields(Counts)}
     assert first_cells(section(FORMAT, "Columns")) == set(COLUMNS)
     assert first_cells(section(FORMAT, "index.json")) == set(ShardEntry._fields)
     assert set(re.findall(r'"(\w+)": ', section(FORMAT, "Block tables"))) == {"blocks", *BLOCK_FIELDS}
     purposes = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", section(FORMAT, "Random draws"), re.MULTILINE))
     assert {name: getattr(rng, name) for name in purposes} == {n: int(v) for n, v in purposes.items()}
-    modules = re.findall(r"`([\w/]+\.py)`", section("data.md", "The data flow"))
-    assert len(modules) > 10
-    assert all((ROOT / "data_pipeline" / module).is_file() for module in modules)

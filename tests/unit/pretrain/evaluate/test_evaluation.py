@@ -328,7 +328,7 @@ def test_a_file_says_its_version_and_a_result_repeats_it(tmp_path: Path) -> None
 
 def test_every_published_task_has_a_source_that_the_docs_link_to() -> None:
     assert SOURCES.keys() == set(NAMES) - set(OWN)
-    docs = (ROOT / "docs/evaluation.md").read_text()
+    docs = (ROOT / "docs/reference/tasks.md").read_text()
     pages = {re.search(r"[a-z.-]+\.(com|org|edu|io|be)[\w/.-]*", source)[0] for source in SOURCES.values()}
     assert not [page for page in pages if f"(https://{page})" not in docs]
 
