@@ -191,9 +191,9 @@ def test_an_epoch_is_chosen_on_training_examples_that_are_not_trained_on(
         built.append((items, features(self, items, *rest)))
         return built[-1][1]
 
-    def spied_score(self: Any, items: Any, *rest: Any) -> Any:
-        scored.append(items)
-        return score(self, items, *rest)
+    def spied_score(self: Any, answers: Any) -> Any:
+        scored.append(answers.items)
+        return score(self, answers)
 
     def spied_train(self: Any, given: Any, advance: Any, tune: Any, after_epoch: Any) -> Any:
         trained.extend(item for items, made in built if made is given for item in items)

@@ -325,12 +325,6 @@ def test_operations_of_gates_key_heads_and_windows_are_counted() -> None:
     assert half == pytest.approx(whole / 2 * (1 + 9 / 1000), rel=1e-12)
 
 
-@pytest.mark.parametrize("changes", [{"kv_heads": 3}, {"heads": 16, "positions": "rope"}])
-def test_heads_that_do_not_fit_are_named(changes: dict) -> None:
-    with pytest.raises(UserError, match=r"^encoder\."):
-        encoder(**changes)
-
-
 def test_a_table_of_few_rows_is_looked_up_by_products() -> None:
     """The same rows to the bit, and the gradient of the definition, without CUDA's lookup gradient."""
     weight, ids = torch.randn(3, 8, dtype=torch.float64), torch.randint(3, (200,))
