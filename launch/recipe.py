@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from data_pipeline.errors import UserError, one_error, printable
 from data_pipeline.fields import declared, unknown_key, value_of
 from launch.recipes import RECIPES, recipe_names
+from pretrain.config.aliases import called_here
 from pretrain.config.phases import LENGTHS, leaves, one_length, phases_of
 from pretrain.config.renamed import RENAMED, with_new_names
 from pretrain.config.settings import ObjectiveSettings, RunConfig
@@ -402,6 +403,8 @@ def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> di
         if full == "phases":
             value = _checked_phases(value, where)
         if key not in hints:
+            if ours := called_here(full):
+                raise UserError(f"unknown key {full}", where=where, remedy=f"Maskmill calls it {ours}")
             near = difflib.get_close_matches(full, setting_names(), n=3, cutoff=0.5)
             near += [
                 n for n in setting_names() if n.split(".")[-1] == str(key).split(".")[-1] and n not in near

@@ -154,7 +154,7 @@ def settings(
         str,
         typer.Argument(
             metavar="[WORD]",
-            help="Only keys that contain this.",
+            help="Only settings whose key, meaning, or name in another program contains this.",
             autocompletion=completion.words_of_settings,
         ),
     ] = "",
@@ -168,6 +168,7 @@ def settings(
     \b
     Example:
         maskmill settings train.
+        maskmill settings learning_rate
         maskmill settings optim. --recipe bert_base optim.lr=1e-3"""
     from launch.completion import manual
 
@@ -180,8 +181,13 @@ def settings(
         from launch.recipe import load_config
 
         config = load_config(recipe, overrides or [])
+    from pretrain.config.aliases import known_as
+
+    word = contains.lower()
     for key, value, meaning in manual(config):
-        if contains in key:
+        # a group, such as `train.`, stands in many meanings
+        texts = [key] if "." in word else [key, meaning.lower(), *known_as(key)]
+        if any(word in text for text in texts):
             line = f"[bold]{key}[/bold] = {escape(value)}\n    {escape(meaning)}"
             console.print(line, soft_wrap=bool(recipe))
 
