@@ -142,9 +142,9 @@ def test_a_threshold_is_chosen_on_training_questions_alone(
     trained: list[Any] = []
     decided, features = Questions.decided, Questions.features
 
-    def spied(self: Any, items: Any, *rest: Any) -> Any:
-        chosen_on.append(items)
-        return decided(self, items, *rest)
+    def spied(self: Any, answers: Any, *rest: Any) -> Any:
+        chosen_on.append(answers.items)
+        return decided(self, answers, *rest)
 
     def built(self: Any, items: Any, *rest: Any) -> Any:
         trained.append(items)
