@@ -106,5 +106,3 @@ def test_a_scheduler_that_is_no_cluster_is_refused_in_one_line(
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="finds no sbatch"):
         backend_of(DataSettings(executor="dask", scheduler="slurm", workers=2)).start()
-    with pytest.raises(UserError, match="unknown 'threads'"):
-        backend_of(DataSettings(executor="threads"))
