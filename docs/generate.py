@@ -145,9 +145,9 @@ def messages() -> str:
     parts = [
         "# Troubleshooting by message\n\n",
         NOTE,
-        "A mistake is one line: `maskmill: WHERE: MESSAGE (expected ...); HINT`, and exit code 2. Search this\n"
+        "A mistake is one line: `maskmill: WHERE: MESSAGE (expected ...; HINT)`, and exit code 2. Search this\n"
         "page for a part of the message; `...` stands for names and numbers of your call. What to do when a run\n"
-        "breaks is in the [runbook](runbook.md).\n",
+        "breaks, and the lines of warnings, crashes and hangs, is in the [runbook](runbook.md).\n",
     ]
     for area in dict.fromkeys(AREAS.values()):
         if entries := by_area.get(area):
