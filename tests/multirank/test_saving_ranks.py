@@ -162,10 +162,10 @@ def leaves(settings: list[str], folder: str) -> tuple[float, float]:
 
     through, left, stop, ended = [], [], World.stop, RunLog.ended
 
-    def late(run_log: RunLog, status: str) -> None:
+    def late(run_log: RunLog, status: str, exit_code: int) -> None:
         if os.environ["RANK"] == "0":
             time.sleep(2)
-        ended(run_log, status)
+        ended(run_log, status, exit_code)
         through.append(time.time())
 
     def leave(world: World) -> None:
