@@ -39,6 +39,8 @@ SETTINGS = [
     "encoder.dropout=0.1",
     "encoder.attention_dropout=0.1",
     "zero.stage=1",
+    # a kill between the first checkpoint's name and `latest` looks like a folder that shows files late
+    "run.folder_wait=2",
 ]
 
 
