@@ -10,18 +10,18 @@
     maskmill.fill("runs/mine", ["The capital of France is [MASK]."])
 
 `import maskmill` loads no other library; each function loads what it needs. A mistake that you can mend raises
-UserError, with one line that says what is wrong, where, and what is expected.
+UserError, with one line that says what is wrong, where, and what is expected. Progress and warnings go to standard
+error.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data_pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from data_pipeline.records import Examples
+    from data_pipeline.records import Examples, ShowProgress
     from data_pipeline.shards.index import Index
     from data_pipeline.vocabulary.base import Vocabulary
     from pretrain.config.settings import RunConfig
@@ -81,7 +81,7 @@ def train_vocabulary(recipe: str, settings: Settings | None = None) -> "Vocabula
     from data_pipeline.vocabulary.train import learn_vocabulary
 
     config = load_config(recipe, settings)
-    return learn_vocabulary(config.data, config.vocabulary, _silent, warn=_ignored)[0]
+    return learn_vocabulary(config.data, config.vocabulary, _progress(), warn=_say)[0]
 
 
 def prepare(recipe: str, settings: Settings | None = None) -> "list[Index]":
@@ -89,7 +89,7 @@ def prepare(recipe: str, settings: Settings | None = None) -> "list[Index]":
     Shards that were prepared so before are returned as they are."""
     from launch.verbs.data import prepare_shards
 
-    return prepare_shards(load_config(recipe, settings), _silent, _ignored)
+    return prepare_shards(load_config(recipe, settings), _progress(), _say)
 
 
 def read_index(folder: str | Path) -> "Index":
@@ -174,7 +174,7 @@ def evaluate(
     (evaluation, *_) = evaluations_of(
         chosen, changes, find_encoders(folder), place, range(1, seeds + 1), floor=random_init
     )
-    return list(task_scores(evaluation.run(_silent)))
+    return list(task_scores(evaluation.run(_progress())))
 
 
 def _overrides(settings: Settings | None) -> list[str]:
@@ -192,10 +192,18 @@ def _written(value: Any) -> str:
     return repr(value)
 
 
-def _silent(name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """Show no progress."""
-    return nullcontext(lambda n: None)
+def _progress() -> "ShowProgress":
+    """Return what shows on standard error the progress of stages that take long."""
+    from launch.app import errors
+    from launch.progress import late_stages
+
+    return late_stages(errors)
 
 
-def _ignored(line: str) -> None:
-    """Print nothing."""
+def _say(line: str) -> None:
+    """Print a line, such as a warning about the text, on standard error."""
+    from rich.markup import escape
+
+    from launch.app import errors
+
+    errors.print(escape(line), soft_wrap=True)

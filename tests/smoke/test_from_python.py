@@ -25,6 +25,16 @@ def test_all_that_it_promises_is_there() -> None:
     assert all(getattr(maskmill, name) for name in maskmill.__all__)
 
 
+def test_what_the_command_line_says_of_the_text_is_said_here(
+    tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    maskmill.prepare("demo", settings(tiny))
+    said = capsys.readouterr()
+    assert "already prepared: " in said.err
+    assert "tokens in" in said.err
+    assert said.out == ""
+
+
 def test_from_text_to_scores(tiny: list[str], tmp_path: Path) -> None:
     mine = settings(tiny) | {"run.dir": tmp_path / "run", "train.steps": 2, "train.eval_every": 1}
     (index,) = maskmill.prepare("demo", mine)
