@@ -64,7 +64,6 @@ OTHERS = {
     "sub_group_size": "zero.sub_group_size",
     "steps_per_print": "train.log_every",
     "optimizer": "optim.name",
-    "scheduler": "schedule.name",
     # google-research/bert
     "input_file": "data.sources",
     "vocab_file": "data.vocab",

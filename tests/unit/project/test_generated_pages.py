@@ -18,20 +18,16 @@ def generate() -> ModuleType:
     return module
 
 
+PAGES = ("reference/cli.md", "reference/settings.md", "reference/models.md", "operate/messages.md")
 SLOW = {"reference/models.md"}
 
 
+def test_every_generated_page_is_looked_at(generate: ModuleType) -> None:
+    assert set(generate.PAGES) == set(PAGES)
+
+
 @pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
-        for name in (
-            "reference/cli.md",
-            "reference/settings.md",
-            "reference/models.md",
-            "operate/messages.md",
-        )
-    ],
+    "page", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PAGES]
 )
 def test_a_generated_page_is_not_stale(generate: ModuleType, page: str) -> None:
     written = (ROOT / "docs" / page).read_text("utf-8")
